@@ -46,7 +46,7 @@ class Paced:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """All parameter groups."""
+        """Return all parameter groups."""
         return [group for optimizer in self.optimizers for group in inner_optimizer(optimizer).param_groups]
 
     @property
@@ -61,7 +61,7 @@ class Paced:
 
     @property
     def scheduled(self) -> bool:
-        """True if a scheduler sets the rate."""
+        """Return True if a scheduler sets the rate."""
         return any(scheduler is not None for scheduler in self.schedulers)
 
     @property

@@ -28,6 +28,6 @@ class Level(StrEnum):
             raise ConfigError(f"level must be one of {', '.join(cls)}, got {word!r}") from None
 
     def includes(self, other: Level) -> bool:
-        """True if this level contains ``other``."""
+        """Return True if this level contains ``other``."""
         order = list(Level)
         return order.index(self) >= order.index(other)

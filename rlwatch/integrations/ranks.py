@@ -32,12 +32,12 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int:
-        """Rank of this process."""
+        """Return the rank of this process."""
         ...
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
@@ -116,12 +116,12 @@ class RunRanks:
 
     @property
     def rank(self) -> int:
-        """Rank of this process."""
+        """Return the rank of this process."""
         return 0 if self._seam.run is None else self._seam.run.rank
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the run."""
+        """Return the number of ranks of the run."""
         return 1 if self._seam.run is None else self._seam.run.world_size
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:

@@ -94,7 +94,7 @@ class StateCopy:
 
     @property
     def finite(self) -> bool:
-        """True if every weight is finite."""
+        """Return True if every weight is finite."""
         weights = (tensor for name, tensor in self.tensors.items() if name.startswith("model/"))
         return all(bool(tensor.isfinite().all()) for tensor in weights if tensor.is_floating_point())
 

@@ -264,7 +264,7 @@ class SnapshotKeeper:
 
     @property
     def last_good(self) -> Snapshot | None:
-        """The newest snapshot that was judged good."""
+        """Return the newest snapshot that was judged good."""
         return next((one for one in reversed(self.taken) if one.good), None)
 
     def begin(self, step: int) -> None:

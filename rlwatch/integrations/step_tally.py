@@ -197,11 +197,11 @@ class SealedStep(Protocol):
 
     @property
     def step(self) -> int:
-        """The trainer's global step."""
+        """Return the trainer's global step."""
         ...
 
     def ready(self) -> bool:
-        """True if :meth:`deliver` would not wait."""
+        """Return True if :meth:`deliver` would not wait."""
         ...
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
@@ -225,7 +225,7 @@ class WholeStep:
     stages: Sequence[Span] = ()
 
     def ready(self) -> bool:
-        """True if :meth:`deliver` would not wait."""
+        """Return True if :meth:`deliver` would not wait."""
         return self.transfer.ready()
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:

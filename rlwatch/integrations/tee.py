@@ -73,7 +73,7 @@ class Tee(Generic[M]):
 
     @property
     def run(self) -> Run | None:
-        """The newest run recorded; None before the first row."""
+        """Return the newest run recorded; None before the first row."""
         return self.runs[-1] if self.runs else None
 
     def untee(self) -> None:

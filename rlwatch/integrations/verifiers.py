@@ -41,12 +41,12 @@ class VerifierCall:
     timeouts: int = 0
 
     def begin_check(self) -> int:
-        """A check begins; returns its place, because checks of coroutines end in any order."""
+        """Note the start of a check and return its index, because checks of coroutines end in any order."""
         self.raised.append(False)
         return len(self.raised) - 1
 
     def failed(self, place: int, error: BaseException) -> None:
-        """The check at ``place`` raised."""
+        """Note that the check at index ``place`` raised."""
         if isinstance(error, Exception):
             self.raised[place] = True
             self.timeouts += is_timeout(error)
@@ -114,7 +114,7 @@ def is_timeout(error: BaseException) -> bool:
 
 
 def values_of(result: Any) -> list[float] | None:
-    """Rewards as numbers, NaN where there is none; None where they cannot be read without effects.
+    """Return rewards as numbers, NaN where there is none; None where they cannot be read without effects.
 
     A generator would be consumed, an unknown object may run arbitrary code, and a tensor on a device would be waited
     for.
@@ -157,7 +157,7 @@ class VerifierTally:
     seconds_max: float = 0.0
 
     def stats(self, name: str) -> Stats:
-        """Statistics that merge with those of other micro-batches and ranks."""
+        """Return statistics that merge with those of other micro-batches and ranks."""
         found: Stats = {
             ERRORS + name: _share(self.checks, self.errors),
             TIMEOUTS + name: _share(self.checks, self.timeouts),
@@ -208,7 +208,7 @@ class VerifierMeter:
         self._marks: dict[str, _Marks] = {}
 
     def metered(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
-        """``function`` with a meter round it: the same arguments, the same result, the same exception."""
+        """Return ``function`` with a meter round it: the same arguments, the same result, the same exception."""
         if is_async(function):
 
             async def metered_async(*args: Any, **kwargs: Any) -> Any:
@@ -238,7 +238,7 @@ class VerifierMeter:
         return functools.update_wrapper(metered, function)
 
     def take(self) -> Stats:
-        """Statistics of all calls since the last time."""
+        """Return statistics of all calls since the last time."""
         with self._lock:
             tallies, self._tallies = self._tallies, {}
         return {key: stat for name, tally in tallies.items() for key, stat in tally.stats(name).items()}

@@ -203,7 +203,7 @@ class WandbHooks:
         return self._steps.setdefault(wandb_run.id, WandbStepAxis(self._step_metric))
 
     def _describe(self, wandb_run: Any) -> dict[str, Any]:
-        """Arguments of :func:`rlwatch.init` that wandb knows of a run."""
+        """Return arguments of :func:`rlwatch.init` that wandb knows of a run."""
         config = {name: value for name, value in dict(wandb_run.config).items() if not name.startswith("_wandb")}
         known = {
             "run_id": run_id(wandb_run.project, wandb_run.id),
@@ -216,7 +216,7 @@ class WandbHooks:
 
 
 def run_class(wandb: Any) -> Any:
-    """The class of wandb's runs; None where this wandb has none that we know."""
+    """Return the class of wandb's runs; None where this wandb has none that we know."""
     kind = getattr(wandb, "Run", None) or getattr(getattr(wandb, "wandb_sdk", None), "wandb_run", wandb).Run
     return kind if callable(getattr(kind, LOG, None)) else None
 
@@ -233,7 +233,7 @@ def run_id(project: str | None, wandb_run: str) -> str:
 
 
 def _run_classes(run: type) -> Iterator[type]:
-    """The classes of wandb's runs: a disabled run is of a class of its own. Those of others call these."""
+    """Return the classes of wandb's runs: a disabled run is of a class of its own. Those of others call these."""
     yield run
     kind: type
     for kind in run.__subclasses__():
@@ -334,7 +334,7 @@ class WandbStepAxis:
         return index
 
     def stated(self, row: Mapping[str, Any], step: int | None) -> int | None:
-        """The step that a row itself states, by rules 1 to 5; None if it states none."""
+        """Return the step that a row itself states, by rules 1 to 5; None if it states none."""
         for rank, axis in enumerate(self._axes):
             index = step_index(row.get(axis))
             if index is not None and (rank <= self._rank or self._last is None):
@@ -343,7 +343,7 @@ class WandbStepAxis:
         return step_index(row.get(WEAK_AXIS)) if step is None else step_index(step)
 
     def assumed(self, index: int) -> int:
-        """The step of a row that states none, by rules 6 and 7; ``index`` is its wandb step."""
+        """Return the step of a row that states none, by rules 6 and 7; ``index`` is its wandb step."""
         return index if self._last is None else self._last
 
 

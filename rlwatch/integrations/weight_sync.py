@@ -27,7 +27,7 @@ class SyncComparison:
         self._equal_at: int | None = None
 
     def compare(self, model: nn.Module, engine: object) -> Stats:
-        """Statistics of ``model`` against ``engine``, to be taken right after a sync.
+        """Return statistics of ``model`` against ``engine``, to be taken right after a sync.
 
         Nothing of a model that FSDP1 flattens: its weights have no shape of their own.
 

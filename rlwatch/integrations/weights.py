@@ -22,7 +22,7 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, DataParallel and torch.compile."""
+    """Return the model inside DDP, DataParallel and torch.compile."""
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel | DataParallel) else None
         inner = getattr(model, "_orig_mod", None) if inner is None else inner
@@ -32,14 +32,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers put into it."""
+    """Return a parameter's name without what wrappers put into it."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def resharded(model: nn.Module) -> nn.Module:
-    """``model``, with every FSDP2 module showing its shards.
+    """Return ``model``, with every FSDP2 module showing its shards.
 
     After a forward without backward FSDP2's root keeps whole copies of its parameters, which the next forward
     throws away: a reset of those would be lost. Raises ``RLWatchError`` for FSDP1, whose flat parameters hide
@@ -61,7 +61,7 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def inner_scheduler(scheduler: Any) -> Any:
-    """The learning-rate scheduler inside accelerate's wrapper."""
+    """Return the learning-rate scheduler inside accelerate's wrapper."""
     while getattr(scheduler, "scheduler", None) is not None:
         scheduler = scheduler.scheduler
     return scheduler
@@ -71,12 +71,12 @@ def inner_scheduler(scheduler: Any) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The shard of this rank; the tensor itself if it is not sharded. Shares its memory."""
+    """Return the shard of this rank; the tensor itself if it is not sharded. Shares its memory."""
     return tensor.to_local() if sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, gathered from all ranks, all of which must call this; itself if it is not sharded."""
+    """Return the whole tensor, gathered from all ranks, all of which must call this; itself if it is not sharded."""
     return whole_tensors([tensor])[0] if sharded(tensor) else tensor
 
 
@@ -96,14 +96,14 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def whole_marks(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum and norm over all ranks, 0-d float64, accumulated in float64 where the device has it."""
+    """Return sum and norm over all ranks, 0-d float64, accumulated in float64 where the device has it."""
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     total, norm = tensor.sum(dtype=wide), tensor.to(torch.float32).norm(dtype=wide)
     return whole(total).double(), whole(norm).double()
 
 
 def _like(source: Tensor, target: Any) -> Tensor:
-    """A whole tensor, which every rank has, cut as ``target`` is; no rank sends anything."""
+    """Return a whole tensor, which every rank has, cut as ``target`` is; no rank sends anything."""
     from torch.distributed.tensor import distribute_tensor
 
     moved = source.to(target.device)
@@ -132,7 +132,7 @@ REF = "ref"
 
 
 def model_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
-    """Parameters and saved buffers of two whole models, however each is wrapped.
+    """Return parameters and saved buffers of two whole models, however each is wrapped.
 
     Raises ``RLWatchError`` if they do not match one to one, or if the policy is not finite.
     """
@@ -142,7 +142,7 @@ def model_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and saved buffers of ``model`` by their names without wrappers; shards where it is sharded."""
+    """Return parameters and saved buffers of ``model`` by their names without wrappers; shards where it is sharded."""
     inner = resharded(unwrapped(model))
     for name, parameter in inner.named_parameters():
         yield plain_name(name), parameter
@@ -153,7 +153,7 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def adapter_of(policy: Any) -> str:
-    """The one trained PEFT adapter. Raises ``RLWatchError`` if there is not exactly one, or it is not finite."""
+    """Return the one trained PEFT adapter. Raises ``RLWatchError`` if there is not exactly one, or it is not finite."""
     active = policy.active_adapter
     if isinstance(active, list) and len(active) == 1:
         active = active[0]
@@ -171,7 +171,7 @@ def adapter_of(policy: Any) -> str:
 
 
 def adapter_pairs(policy: Any) -> list[TensorPair]:
-    """Weights of the trained PEFT adapter and of the frozen one named ``ref``, which is made if it is not there.
+    """Return weights of the trained PEFT adapter and of the frozen one named ``ref``, which is made if it is not there.
 
     Raises ``RLWatchError`` if there is not exactly one active adapter or it cannot be mirrored.
     """
@@ -195,7 +195,7 @@ def copy_all(pairs: Iterable[TensorPair]) -> None:
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """Twelve hex digits of the sum and norm of each tensor: equal weights give equal ones, on every rank.
+    """Return twelve hex digits of the sum and norm of each tensor: equal weights give equal ones, on every rank.
 
     A sharded tensor is reduced over its ranks, all of which must call this.
     """
@@ -263,12 +263,12 @@ def _mirrored(policy: Any, active: str) -> list[TensorPair]:
 
 
 def flattened(model: nn.Module) -> bool:
-    """True if FSDP1 holds ``model``."""
+    """Return True if FSDP1 holds ``model``."""
     return isinstance(model, FullyShardedDataParallel)
 
 
 def units_of(model: nn.Module) -> Iterator[tuple[str, FullyShardedDataParallel]]:
-    """The units of ``model`` that have parameters of their own, by name."""
+    """Return the units of ``model`` that have parameters of their own, by name."""
     for name, module in model.named_modules():
         if isinstance(module, FullyShardedDataParallel) and module._handle is not None:  # noqa: SLF001
             yield name, module
@@ -288,7 +288,7 @@ def shard_pairs(
 
 
 def flat_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
-    """The shards of this rank, and the buffers. Raises ``RLWatchError`` if the models are cut differently."""
+    """Return the shards of this rank, and the buffers. Raises ``RLWatchError`` if the models are cut differently."""
     return shard_pairs(_shards(policy), _shards(reference), odd="policy and reference are flattened differently")
 
 
@@ -318,7 +318,7 @@ ROOT = "outside"
 
 
 def gradients_of(model: nn.Module, rank: int) -> GradNorms | None:
-    """Norms of the gradients that ``model`` holds now on ``rank``; None if it holds none that count here."""
+    """Return norms of the gradients that ``model`` holds now on ``rank``; None if it holds none that count here."""
     units = [(layer_of(f"{plain_name(f'{name}.')}weight") if name else ROOT, unit) for name, unit in units_of(model)]
     return _flat_norms(units, rank) if units else grad_norms(model.named_parameters(), rank=rank)
 
@@ -356,7 +356,7 @@ def _parts(module: Any) -> int:
 
 
 def _counts_here(module: Any, rank: int) -> bool:
-    """True if this rank's shard is the first of its copies."""
+    """Return True if this rank's shard is the first of its copies."""
     if not module._handle.uses_sharded_strategy:  # noqa: SLF001
         return rank == 0
     copies = getattr(module, "_inter_node_pg", None)

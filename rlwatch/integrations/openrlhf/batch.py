@@ -46,12 +46,12 @@ def loss_stats(loss: Any, batch: TokenBatch) -> Stats:
 
 
 def _clip(loss: Any) -> tuple[float, float] | None:
-    """Bounds of the clip on token ratios, if this loss has one."""
+    """Return the bounds of the clip on token ratios, if this loss has one."""
     return (float(loss.clip_eps_low), float(loss.clip_eps_high)) if loss.policy_loss_type == "ppo" else None
 
 
 def _truncation(loss: Any) -> float | None:
-    """The cap on the weights of tokens against vLLM's, where that is the whole correction.
+    """Return the cap on the weights of tokens against vLLM's, where that is the whole correction.
 
     Masking, weights of whole responses and a bound from below are other corrections.
     """
@@ -64,7 +64,7 @@ def _truncation(loss: Any) -> float | None:
 
 
 def response_stats(experiences: Sequence[Any], group_size: int, *, full: bool) -> Stats:
-    """Statistics of all that was generated for a step; ``group_size`` responses were sampled for each prompt."""
+    """Return statistics of all that was generated for a step; ``group_size`` responses were sampled for each prompt."""
     stats: Stats = {}
     with torch.no_grad():
         for batch in _batches(experiences, group_size, full=full):
@@ -92,7 +92,7 @@ def _batches(experiences: Sequence[Any], group_size: int, *, full: bool) -> Iter
 
 
 def _reward(experience: Any) -> Tensor | None:
-    """Rewards as scored, before length penalties and baselines."""
+    """Return rewards as scored, before length penalties and baselines."""
     info = getattr(experience, "info", None) or {}
     reward = info.get("reward")
     return reward if isinstance(reward, Tensor) else experience.rewards

@@ -53,7 +53,7 @@ def unreadable(trainer: Any) -> str | None:
 
 
 def openrlhf_version() -> str:
-    """The installed version, or ``""``: for messages."""
+    """Return the installed version, or ``""``: for messages."""
     return installed("openrlhf")
 
 
@@ -83,12 +83,12 @@ class OpenRLHFSettings:
         return cls(**plain)
 
     def includes(self, level: Level) -> bool:
-        """True if the level contains ``level``."""
+        """Return True if the level contains ``level``."""
         return Level.of(self.level).includes(level)
 
 
 def parsed(arguments: Sequence[str]) -> tuple[OpenRLHFSettings, str, list[str]]:
-    """The settings, the module to run and its own arguments.
+    """Return the settings, the module to run and its own arguments.
 
     Raises ``ConfigError`` for what is wrong, with the usage.
     """

@@ -149,7 +149,7 @@ def _decoder(tokenizer: Any) -> Decode:
 
 
 def init_arguments(args: Any, settings: OpenRLHFSettings) -> dict[str, Any]:
-    """Arguments of :func:`rlwatch.init`; what the command line gave rlwatch wins."""
+    """Return arguments of :func:`rlwatch.init`; what the command line gave rlwatch wins."""
     wandb = getattr(args.logger, "wandb", None)
     known = {
         "project": getattr(wandb, "project", None),

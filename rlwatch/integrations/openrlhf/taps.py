@@ -97,7 +97,7 @@ class ActorTaps:
 
 
 def rank_of() -> int:
-    """Rank of this process among the policy's."""
+    """Return the rank of this process among the policy's."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 

@@ -413,7 +413,7 @@ class Watcher(Steering):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy passes on what it is given to compute, and does nothing else."""
+        """Copies are inert: they run computations passed to them and record nothing."""
         copied("Watcher", "make a new one where it is wanted")
         return _of_nothing, (type(self), self.run)
 
@@ -486,7 +486,7 @@ class Watcher(Steering):
     def verifier(
         self, name: str, function: Callable[P, R], *, canaries: Sequence[Canary] | Canaries | None = None
     ) -> Callable[P, R]:
-        """``function``, a reward function or verifier, measured by ``name`` whenever the loop calls it.
+        """Return ``function``, a reward function or verifier, measured by ``name`` whenever the loop calls it.
 
         It gets the same arguments and gives the same result, or raises the same exception. Recorded of each step are
         the shares of calls that raised or timed out, of answers without a reward (None or NaN) and of calls that gave
@@ -580,7 +580,7 @@ class Watcher(Steering):
         self._look("observe", self.collector.observe, inputs)
 
     def forward(self, compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """``compute(*args, **kwargs)``, the forward pass of the loss, kept so that it can be run again.
+        """Return ``compute(*args, **kwargs)``, the forward pass of the loss, kept so that it can be run again.
 
         It returns log-probs (B, T), or a tuple with them, and perhaps entropies, in it; pass those very tensors to
         :meth:`observe`, and make the loss of them. When the gradient spikes, :meth:`gradients` runs it again without

@@ -54,11 +54,11 @@ class Means:
     """The loop's own settings, by the command that changes each."""
 
     def read_kl_coef(self) -> float | None:
-        """The coefficient of the KL term as the loop has it."""
+        """Return the coefficient of the KL term as the loop has it."""
         return self.kl_coef() if callable(self.kl_coef) else self.kl_coef
 
     def rates(self) -> dict[str, float | Tensor]:
-        """The learning rates the optimizer would step with now: of its first parameter group, and the largest of
+        """Return the learning rates the optimizer would step with now: of its first parameter group, and the largest of
         several.
         """
         groups = [] if self.optimizer is None else list(self.optimizer.param_groups)
@@ -123,7 +123,7 @@ class Means:
         return f"saved to {where}" if where else "saved"
 
     def changeable_kl_coef(self) -> float:
-        """The coefficient of the KL term, if it can be changed."""
+        """Return the coefficient of the KL term, if it can be changed."""
         value = self.read_kl_coef()
         if self.set_kl_coef is None or value is None:
             raise RLWatchError("Watcher was made without kl_coef= and set_kl_coef=, so the coefficient is out of reach")

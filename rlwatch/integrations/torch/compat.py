@@ -161,7 +161,7 @@ HIDDEN = (
 
 
 def hides_gradients(model: nn.Module | None) -> bool:
-    """True if spikes of its gradient cannot be localised: it is Megatron's."""
+    """Return True if spikes of its gradient cannot be localised: it is Megatron's."""
     return model is not None and megatron.divided(model)
 
 
@@ -205,7 +205,7 @@ def clip_of(clip: Any) -> tuple[float, float] | None:
 
 
 def eos_of(eos: Any, tokenizer: Any = None) -> tuple[int, ...]:
-    """Ids that end a response; a number is one, none given are the tokenizer's. Raises ``ConfigError``."""
+    """Return ids that end a response; a number is one, none given are the tokenizer's. Raises ``ConfigError``."""
     ids = (eos,) if _is_id(eos) else eos
     if not isinstance(ids, Sequence) or not all(_is_id(x) for x in ids):
         raise ConfigError(f"eos must be a token id or a list of them, got {eos!r}")
@@ -223,7 +223,7 @@ def decoder_of(tokenizer: Any) -> Decode | None:
 
 
 def positive(name: str, value: Any) -> float | None:
-    """A number above 0, or None. Raises ``ConfigError``."""
+    """Return a number above 0, or None. Raises ``ConfigError``."""
     if value is None:
         return None
     if not _is_number(value) or not value > 0:

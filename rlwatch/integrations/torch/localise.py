@@ -45,13 +45,13 @@ class Cut:
         self._rows = list(rows)
 
     def __call__(self, value: Any, deep: int = DEEP) -> Any:
-        """``value`` cut."""
+        """Return ``value`` cut."""
         cut = self._array(value) if isinstance(value, Tensor | np.ndarray) else self._holder(value, deep)
         self.changed |= cut is not value
         return cut
 
     def function(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """``compute`` with what it closes over cut."""
+        """Return ``compute`` with what it closes over cut."""
         if isinstance(compute, partial):
             inner = self.function(compute.func)
             return partial(inner, *map(self, compute.args), **{n: self(v) for n, v in compute.keywords.items()})
@@ -100,7 +100,7 @@ class Cut:
         return self._object(value, deep)
 
     def _object(self, value: Any, deep: int) -> Any:
-        """An object of plain attributes; one that lets go of something when it ends has no copies."""
+        """Cut an object with plain attributes; an object with a finaliser is not copied."""
         held = getattr(value, "__dict__", None)
         if not isinstance(held, dict) or callable(value) or hasattr(type(value), "__del__"):
             return value

@@ -291,7 +291,7 @@ class TrainerReaders(Protocol):
     tally: StepTally
 
     def take(self) -> StepTally:
-        """The tally of the step that ended."""
+        """Return the tally of the step that ended."""
         ...
 
     def discard(self) -> None:

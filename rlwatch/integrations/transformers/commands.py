@@ -98,7 +98,7 @@ class TrainerLoop:
         self.optimizer, self.scheduler = shown.get("optimizer"), shown.get("lr_scheduler")
 
     def handlers(self, seam: ErrorBoundary, latest: Latest) -> list[CommandHandler]:
-        """``save-checkpoint``, ``lower-lr``, ``raise-lr``, ``hold``, ``skip-step`` and ``stop``."""
+        """Return ``save-checkpoint``, ``lower-lr``, ``raise-lr``, ``hold``, ``skip-step`` and ``stop``."""
         lower = LowerLR(self.paced, seam)
         return [
             SaveCheckpoint(self.save, self.kept, seam),
@@ -134,11 +134,11 @@ class TrainerLoop:
         return int(self.state.global_step)
 
     def paced(self) -> Paced:
-        """The optimizer and its schedule."""
+        """Return the optimizer and its schedule."""
         return Paced(self.optimizers(), [] if self.scheduler is None else [self.scheduler])
 
     def kept(self) -> int | None:
-        """Number of checkpoints the trainer keeps; None for all."""
+        """Return the number of checkpoints the trainer keeps; None for all."""
         if self.control is None:
             raise RLWatchError("training has not begun")
         limit: int | None = self.args.save_total_limit

@@ -29,7 +29,7 @@ def unclippable(trainer: Any) -> str | None:
 
 
 def sharding_engine(trainer: Any) -> str | None:
-    """The engine that shards this trainer's weights or gradients, or None."""
+    """Return the engine that shards this trainer's weights or gradients, or None."""
     kind = trainer.accelerator.distributed_type
     name = str(getattr(kind, "value", kind))
     return name if name in SHARDED else None
@@ -84,7 +84,7 @@ def offer(callback: type) -> None:
 
 
 def source_of(args: Any) -> str:
-    """``"trl/grpo"``, ``"trl/rloo"``, ``"trl/online_dpo"``... from the type of the training arguments.
+    """Return ``"trl/grpo"``, ``"trl/rloo"``, ``"trl/online_dpo"``... from the type of the training arguments.
 
     Subclasses count as the TRL class they extend; what is not TRL's is ``"transformers"``.
     """
@@ -96,7 +96,7 @@ def source_of(args: Any) -> str:
 
 
 def config_of(args: Any, model: Any = None) -> dict[str, Any]:
-    """The training arguments, and which model is trained."""
+    """Return the training arguments, and which model is trained."""
     config: dict[str, Any] = dict(args.to_dict())
     described = getattr(model, "config", None)
     if described is not None:
@@ -107,7 +107,7 @@ def config_of(args: Any, model: Any = None) -> dict[str, Any]:
 
 
 def init_arguments(args: Any, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of :func:`rlwatch.init` for this training run; what the user gave wins."""
+    """Return arguments of :func:`rlwatch.init` for this training run; what the user gave wins."""
     return {
         "source": source_of(args),
         "output_dir": args.output_dir,

@@ -91,7 +91,7 @@ def sequence_stats(trainer: Any, inputs: Mapping[str, Any], batch: TokenBatch) -
 
 
 def _clipped_responses(log_ratio: Tensor, batch: TokenBatch, bounds: tuple[float, float] | None) -> Stats:
-    """Fractions of tokens in responses that the loss clips as a whole."""
+    """Return fractions of tokens in responses that the loss clips as a whole."""
     a = batch.advantages
     if bounds is None or a is None or a.dim() != 1:
         return {}
@@ -120,7 +120,7 @@ def correction_stats(inputs: Mapping[str, Any], batch: TokenBatch) -> Stats:
 
 
 def raw_advantages(advantages: Tensor) -> Tensor:
-    """Advantages as before TRL's ``nan_to_num``, which writes an infinity as the largest float."""
+    """Return advantages as before TRL's ``nan_to_num``, which writes an infinity as the largest float."""
     a = advantages.detach()
     if not a.is_floating_point():
         return a.float()
@@ -129,7 +129,7 @@ def raw_advantages(advantages: Tensor) -> Tensor:
 
 
 def _clip(trainer: Any) -> tuple[float, float] | None:
-    """Bounds of a clip on token ratios, if this loss has one; CISPO has none below."""
+    """Return the bounds of a clip on token ratios, if this loss has one; CISPO has none below."""
     if getattr(trainer, "importance_sampling_level", "") != "token":
         return None
     loss = getattr(trainer, "loss_type", "")
@@ -148,14 +148,14 @@ def _bounds(trainer: Any) -> tuple[float, float]:
 
 
 def _dual_clip(trainer: Any) -> float | None:
-    """The cap of two-sided clipping (``delta``), where the clip is on token ratios."""
+    """Return the cap of two-sided clipping (``delta``), where the clip is on token ratios."""
     delta = getattr(trainer.args, "delta", None)
     clips = getattr(trainer, "loss_type", "") in CLIPPED_LOSSES and _clip(trainer) is not None
     return float(delta) if clips and delta is not None else None
 
 
 def _truncation(trainer: Any) -> float | None:
-    """The cap on the weights of tokens against vLLM's, where that is the whole correction.
+    """Return the cap on the weights of tokens against vLLM's, where that is the whole correction.
 
     Masking, weights of whole responses and a bound from below are other corrections.
     """
@@ -187,7 +187,7 @@ class GenerationPasses:
         self._logps.clear()
 
     def with_reference(self, outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """(B, T) log-probs of the policy that sampled ``outputs`` and of the reference, and the mask of both.
+        """Return (B, T) log-probs of the policy that sampled ``outputs`` and of the reference, and the mask of both.
 
         None where there is no reference, or where the policy's are computed in the loss only (GRPO on-policy).
         """
@@ -268,7 +268,7 @@ class Generations:
         return stats, scored
 
     def rewards(self, scored: Scored) -> Tensor:
-        """(N,) total rewards of this rank's completions, NaN where none was given."""
+        """Return (N,) total rewards of this rank's completions, NaN where none was given."""
         return total_rewards(scored.rewards, self._trainer.reward_weights)[self._mine(scored)]
 
     def _mine(self, scored: Scored) -> slice:
@@ -296,17 +296,17 @@ class Generations:
 
     @property
     def _several(self) -> bool:
-        """True if a group may be spread over ranks."""
+        """Return True if a group may be spread over ranks."""
         return bool(self._trainer.accelerator.num_processes > 1)
 
     def _groups(self, n: int) -> Tensor:
-        """Ids (N_all,) that are the same on every rank, and new in every generation."""
+        """Return ids (N_all,) that are the same on every rank, and new in every generation."""
         local = -1 - consecutive(n, self._trainer.num_generations)
         return local + self._seen * n
 
 
 def total_rewards(per_function: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums (N,) of rewards (N, functions), as TRL takes them: NaN where no function gave one."""
+    """Return weighted sums (N,) of rewards (N, functions), as TRL takes them: NaN where no function gave one."""
     known = per_function.detach()
     total = (known * moved(weights, known.device)).nansum(1)
     return torch.where(known.isnan().all(1), torch.nan, total)
@@ -352,7 +352,7 @@ def completion_batch(
 
 
 def _logged_rewards(trainer: Any, scored: Scored) -> list[float]:
-    """Weighted sums of what TRL logs of each function: NaN where none gave a reward."""
+    """Return weighted sums of the logged rewards of each function, NaN if no function gave one."""
     weights = trainer.reward_weights.tolist()  # lies on the CPU
     functions = _logged_parts(trainer, scored).values()
     return [_weighted(given, weights) for given in zip(*functions, strict=True)]
@@ -377,12 +377,12 @@ def _mine(trainer: Any, scored: Scored, logged: Iterable[float]) -> list[float]:
 
 
 def samples_of(scored: Scored) -> list[Sample]:
-    """A few completions, evenly spread, for a report on their text."""
+    """Return a few completions, evenly spread, for a report on their text."""
     return [Sample(ids=list(scored.ids[i])) for i in spread(len(scored.ids))]
 
 
 def as_text(content: Any) -> str:
-    """A prompt or completion as text: itself, or the messages of a conversation one below the other."""
+    """Return a prompt or completion as text: itself, or the messages of a conversation one below the other."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
@@ -399,7 +399,7 @@ def _message(message: Any) -> str:
 
 
 def _sampled(outputs: Mapping[str, Any]) -> Tensor:
-    """(B, T) tokens the policy sampled."""
+    """Return (B, T) tokens the policy sampled."""
     mask: Tensor = outputs["completion_mask"].bool()
     return mask & outputs["tool_mask"].bool() if "tool_mask" in outputs else mask
 

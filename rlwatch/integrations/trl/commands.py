@@ -96,7 +96,7 @@ class Control:
         self.kept.reset_done(command, report, int(self._trainer.state.global_step))
 
     def at_boundary(self) -> bool:
-        """True if the next micro-batch will generate new rollouts."""
+        """Return True if the next micro-batch will generate new rollouts."""
         trainer = self._trainer
         every = trainer.args.steps_per_generation * trainer.num_iterations
         return bool(trainer._step % every == 0)  # noqa: SLF001
@@ -124,7 +124,7 @@ def drop_rollouts(trainer: Any) -> str:
 
 
 def kl_coef(trainer: Any) -> float:
-    """The coefficient now. Raises ``RLWatchError`` with the reason if it cannot be changed."""
+    """Return the coefficient now. Raises ``RLWatchError`` with the reason if it cannot be changed."""
     if not trainer.args.beta:
         raise RLWatchError(NO_REFERENCE)
     return float(trainer.beta)

@@ -93,7 +93,7 @@ class TrainerLocalising:
             self._inputs.clear()
 
     def _loss_scale(self) -> Tensor | float | None:
-        """Loss scale of float16; by the time the norm is known, the gradients no longer carry it."""
+        """Return the loss scale of float16; by the time the norm is known, the gradients no longer carry it."""
         scaler = getattr(self._trainer.accelerator, "scaler", None)
         return None if scaler is None else scale_of(scaler)
 
@@ -115,13 +115,13 @@ class TrainerLocalising:
             one.identify({name: [values[i] if i >= 0 else None for i in rows] for name, values in columns.items()})
 
     def _contexts(self) -> list[Context]:
-        """Inputs that the forward of each micro-batch read."""
+        """Return inputs that the forward of each micro-batch read."""
         temperature = float(self._trainer.temperature)
         return [Context(_whole(inputs, IDS), _whole(inputs, MASKS), temperature) for inputs in self._inputs]
 
 
 def _whole(inputs: Mapping[str, Tensor], names: tuple[str, str]) -> Tensor:
-    """Prompt and completion, (B, L)."""
+    """Return prompt and completion, (B, L)."""
     return torch.cat([inputs[name] for name in names], 1)
 
 
@@ -218,7 +218,7 @@ class TrainerForwardCall:
 
     @property
     def splits(self) -> bool:
-        """True if single sequences of it can be run."""
+        """Return True if single sequences of it can be run."""
         return all(value is None or name in PLAIN for name, value in self.arguments.items())
 
     def again(self, rows: Sequence[int] | None = None) -> Outputs:
@@ -229,7 +229,7 @@ class TrainerForwardCall:
         return Outputs(*self.method(self.policy, **given)[:3])
 
     def differentiable(self, rows: Sequence[int] | None = None) -> Outputs:
-        """The same through a head that has a forward derivative."""
+        """Run it again with a head that has a forward derivative."""
         with pure_head():
             return self.again(rows)
 
@@ -280,7 +280,7 @@ class LossPassTap:
 
 
 def _unprofiled(method: Any) -> Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]:
-    """The bare method: TRL's decorator sends every call's time to the tracker."""
+    """Return the bare method: TRL's decorator sends every call's time to the tracker."""
     inner = getattr(getattr(method, "__func__", None), "__wrapped__", None)
     return method if inner is None else inner.__get__(method.__self__)  # type: ignore[no-any-return]
 
@@ -309,7 +309,7 @@ class PureHead:
         *,
         at_once: int = TOKENS,
     ) -> tuple[Tensor | None, ...]:
-        """Log-probs (N,) and entropies of ``hidden`` (N, H), ``weight`` (V, H), ``bias`` (V,), ``targets`` (N,).
+        """Return log-probs (N,) and entropies of ``hidden`` (N, H), ``weight`` (V, H), ``bias`` (V,), ``targets`` (N,).
 
         The logits of ``at_once`` tokens are held at a time.
         """
@@ -343,6 +343,6 @@ def pure_head() -> Iterator[None]:
 
 
 def _log_probs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,) log-probs of the targets and entropies, nats."""
+    """Return (N,) log-probs of the targets and entropies, nats."""
     every = logits.log_softmax(-1)
     return every.gather(-1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)

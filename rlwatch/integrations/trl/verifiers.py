@@ -31,7 +31,7 @@ class RewardFunctions:
         self._seam = seam
 
     def names(self) -> list[str]:
-        """Names of all functions; of several with one name the later ones are numbered."""
+        """Return names of all functions; of several with one name the later ones are numbered."""
         return numbered(self._trainer.reward_func_names)
 
     @contextmanager
@@ -103,7 +103,7 @@ LOGS = {"log_extra": "_log_completion_extra", "log_metric": "_log_metric"}
 
 
 def ids_of(trainer: Any, completion: Any) -> list[int]:
-    """Token ids of a completion."""
+    """Return token ids of a completion."""
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
     return list(tokenizer(as_text(completion), add_special_tokens=False)["input_ids"])
 

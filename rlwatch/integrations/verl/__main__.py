@@ -59,7 +59,7 @@ def _wrap_init(ray: ModuleType) -> None:
 
 
 def hooked(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``runtime_env`` with our hook, after the one that it has."""
+    """Return ``runtime_env`` with our hook, after the one that it has."""
     given = dict(runtime_env or {})
     return {**given, HOOK: setup_hook(given.get(HOOK))}
 

@@ -96,7 +96,7 @@ class Backend:
 
 
 def is_number(value: object) -> bool:
-    """True if ``value`` is one number: Python's, numpy's, or a tensor with a single element."""
+    """Return True if ``value`` is one number: Python's, numpy's, or a tensor with a single element."""
     with Contained(lambda _error: None):  # a row may hold anything
         if isinstance(value, str | bytes | bool) or value is None:
             return False
@@ -213,7 +213,7 @@ def install_trainer(module: ModuleType) -> str:
 
 
 def begin_driver(trainer: Any) -> VerlDriver:
-    """The driver of ``trainer``, with its run open. Raises what :func:`rlwatch.init` raises."""
+    """Return the driver of ``trainer``, with its run open. Raises what :func:`rlwatch.init` raises."""
     from rlwatch.integrations.verl.driver import VerlDriver
 
     settings = VerlSettings.of(plain(trainer.config))
@@ -229,7 +229,7 @@ def begin_driver(trainer: Any) -> VerlDriver:
 
 
 def _init(original: Method) -> Method:
-    """The run opens before the models are loaded: what is configured wrongly stops training early."""
+    """Wrap the constructor to open the run before the models load, so that configuration errors show early."""
 
     @wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +258,7 @@ def _load_checkpoint(original: Method) -> Method:
 
 
 def watched_fit(original: Method) -> Method:
-    """``original``, a trainer's ``fit``, with the taps of its driver in place, and its end reported."""
+    """Return ``original``, a trainer's ``fit``, with the taps of its driver in place, and its end reported."""
 
     @wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -420,7 +420,7 @@ def rlwatch_settle(self: Any, kind: str, args: Mapping[str, Any], refusal: str |
 
 
 def rlwatch_due(self: Any, kind: str, step: int) -> dict[str, Any]:
-    """Arguments of the command that ends ``kind`` after ``step``, None while it goes on."""
+    """Return arguments of the command that ends ``kind`` after ``step``, None while it goes on."""
     return {"due": _inside(self).due(kind, step)}
 
 
@@ -453,12 +453,12 @@ def rlwatch_restore_reference(self: Any, directory: str) -> dict[str, Any]:
 
 
 def rlwatch_kl_coef(self: Any, value: float | None = None) -> dict[str, Any]:
-    """The coefficient of the KL term of the loss, set to ``value`` if one is given."""
+    """Return the coefficient of the KL term of the loss, set to ``value`` if one is given."""
     return {"value": _inside(self).kl_coef(value)}
 
 
 def rlwatch_lowered(self: Any) -> dict[str, Any]:
-    """The step until which the learning rate is lowered; 0 for none, or for good."""
+    """Return the step until which the learning rate is lowered; 0 for none, or for good."""
     return {"until": _inside(self).lowered_until}
 
 

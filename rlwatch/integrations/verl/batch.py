@@ -97,13 +97,13 @@ class StepBatch:
 
     @property
     def responses(self) -> list[Tensor]:
-        """The ids of each response, without padding."""
+        """Return the ids of each response, without padding."""
         rows = zip(self.tokens["responses"], self.lengths.tolist(), strict=True)
         return [ids[:length] for ids, length in rows]
 
     @property
     def rewards(self) -> Tensor | None:
-        """(B,) the score of each response."""
+        """Return (B,) the score of each response."""
         scores = self.tokens.get("rm_scores")
         return None if scores is None else _within(scores, self.lengths).sum(-1)
 
@@ -121,7 +121,7 @@ class StepBatch:
         }
 
     def token_batch(self, reading: BatchSettings) -> TokenBatch | None:
-        """The per-token view; None where the trainer's own log-probs are not known."""
+        """Return the per-token view; None where the trainer's own log-probs are not known."""
         logp, mask = self.tokens.get("old_log_probs"), self.tokens.get("response_mask")
         if logp is None or mask is None or reading.bypass:
             return None
@@ -139,7 +139,7 @@ class StepBatch:
         )
 
     def response_batch(self, reading: BatchSettings) -> ResponseBatch:
-        """The per-response view. Of a session with several outputs only the last one has the reward."""
+        """Return the per-response view. Of a session with several outputs only the last one has the reward."""
         scores, final = self.tokens.get("rm_scores"), finals(self.keys)
         mask = self.tokens.get("response_mask")
         return ResponseBatch.of(
@@ -157,14 +157,14 @@ class StepBatch:
         )
 
     def environment(self) -> Tensor | None:
-        """Tokens of a response that no loss was to count: tools and users wrote them."""
+        """Return a mask of tokens written by tools and users, which the loss must not count."""
         first = self.tokens.get("loss_mask")
         if first is None or first.shape != self.tokens["responses"].shape:
             return None
         return _inside(self.lengths, first.shape[1]) & ~first.bool()
 
     def _cut(self, reading: BatchSettings) -> Tensor | None:
-        """Responses of the greatest length that do not end with the end-of-sequence token."""
+        """Return responses of the greatest length that do not end with the end-of-sequence token."""
         if reading.longest is None:
             return None
         last = (self.lengths - 1).clamp(min=0).unsqueeze(1)
@@ -204,12 +204,12 @@ def _inside(lengths: Tensor, width: int) -> Tensor:
 
 
 def _within(x: Tensor, lengths: Tensor) -> Tensor:
-    """``x`` (B, T) with 0 beyond each response; what is not a number within it stays."""
+    """Return ``x`` (B, T) with 0 beyond each response; what is not a number within it stays."""
     return torch.where(_inside(lengths, x.shape[1]), x, torch.zeros_like(x))
 
 
 def listed(x: Any) -> list[Any]:
-    """A column of anything, however the queue gives it back."""
+    """Return a column as a list, from any type that the queue returns."""
     return list(x.tolist() if hasattr(x, "tolist") else x)
 
 
@@ -292,7 +292,7 @@ def tokens_of(data: Any, outputs: Outputs, where: Packed) -> TokenBatch:
 
 
 def rewards_of(data: Any, where: Packed) -> Tensor | None:
-    """(B,) the score of each response, where verl sent it along."""
+    """Return (B,) the score of each response, where verl sent it along."""
     scores = _column(data, "rm_scores", where.width)
     return None if scores is None else scores.sum(1)
 
@@ -357,7 +357,7 @@ class Packed:
         return int(self.places.shape[1])
 
     def take(self, packed: Tensor) -> Tensor:
-        """(B, T) of ``packed``, jagged over whole sequences; 0 where there is no response. Differentiable."""
+        """Return (B, T) of ``packed``, jagged over whole sequences; 0 where there is no response. Differentiable."""
         return torch.where(self.valid, packed.values()[self.places], 0.0)
 
 

@@ -44,7 +44,7 @@ class Checkpoints:
         return f"saved {self.here}"
 
     def kept(self) -> int | None:
-        """Number of the actor's checkpoints that verl keeps; None for all."""
+        """Return the number of the actor's checkpoints that verl keeps; None for all."""
         settings = self._trainer.config.trainer
         if settings.get("remove_previous_ckpt_in_save", False):
             return 1
@@ -72,12 +72,12 @@ class Checkpoints:
 
     @property
     def here(self) -> Path:
-        """The checkpoint of this step."""
+        """Return the checkpoint of this step."""
         return self._folder(self._trainer.global_steps)
 
     @property
     def origin(self) -> Path:
-        """The checkpoint training went on from."""
+        """Return the checkpoint training went on from."""
         settings = self._trainer.config.trainer
         chosen = settings.resume_from_path if settings.resume_mode == "resume_path" else self.here
         return Path(str(chosen)).absolute()

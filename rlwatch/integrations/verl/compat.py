@@ -33,12 +33,12 @@ PASSES: Needs = {"forward_step": ("loss_function", "forward_only")}
 
 
 def verl_version() -> str:
-    """The installed version of verl, or ``""``: for messages."""
+    """Return the installed version of verl, or ``""``: for messages."""
     return installed("verl")
 
 
 def missing_parts(trainer: Any) -> dict[str, str]:
-    """Parts that cannot be had of ``trainer`` (a ``PPOTrainer``, class or instance), and why."""
+    """Return parts that cannot be had of ``trainer`` (a ``PPOTrainer``, class or instance), and why."""
     reasons = {part: lacking(trainer, needs) for part, needs in PARTS.items()}
     return {part: reason for part, reason in reasons.items() if reason is not None}
 

@@ -347,7 +347,7 @@ class Texts(SampledText):
         self._tokenizer = copy.deepcopy(tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``, on the thread of the statistics only."""
+        """Return the text of ``ids``, on the thread of the statistics only."""
         return str(self._tokenizer.decode(list(ids)))
 
     def offer(self, run: Run, step: int, batch: StepBatch, reading: BatchSettings) -> None:
@@ -396,7 +396,7 @@ class Decoded(Sequence[str]):
 
 
 def _prompt_ids(batch: StepBatch) -> list[str]:
-    """Names of the prompts, by their token ids: few are decoded."""
+    """Return names of the prompts, by their token ids: few are decoded."""
     return [prompt_id(ids.numpy().tobytes()) for ids in batch.prompts]
 
 
@@ -422,6 +422,6 @@ def _columns(batch: StepBatch, reading: BatchSettings) -> Mapping[str, Values | 
 
 
 def _means(x: Tensor, mask: Tensor) -> list[float]:
-    """Means (B,) of ``x`` (B, T) over the tokens of each response; 0 for one without."""
+    """Return the means (B,) of ``x`` (B, T) over the tokens of each response; 0 for one without."""
     means: list[float] = (keep(x, mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)).tolist()
     return means

@@ -87,12 +87,12 @@ def hooked(module: str, how: str) -> None:
 
 
 def hook(module: str) -> str | None:
-    """State of our hook on verl's ``module``; None where the plugin was not loaded."""
+    """Return state of our hook on verl's ``module``; None where the plugin was not loaded."""
     return None if current is None else current.hooks.get(module)
 
 
 def begin(rlwatch: str, verl: str, *, most: int = KEPT) -> Heartbeat:
-    """The first beat of this process; removes the oldest files beyond ``most``."""
+    """Return the first beat of this process; removes the oldest files beyond ``most``."""
     beat = Heartbeat(os.getpid(), socket.gethostname(), sys.executable, rlwatch, verl, time.time())
     beat.write()
     with suppress(OSError):
@@ -102,12 +102,12 @@ def begin(rlwatch: str, verl: str, *, most: int = KEPT) -> Heartbeat:
 
 
 def directory() -> Path:
-    """Directory of the files."""
+    """Return the directory of the files."""
     return state_home() / "verl"
 
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
-    """Directory of what is this user's and no run's."""
+    """Return the directory of per-user state."""
     env = os.environ if env is None else env
     chosen = env.get("RLWATCH_STATE_DIR")
     if chosen:
@@ -121,7 +121,7 @@ def state_home(env: Mapping[str, str] | None = None) -> Path:
 
 
 def latest(limit: int = KEPT) -> list[Heartbeat]:
-    """The newest beats, newest first; files that cannot be read are left out."""
+    """Return the newest beats, newest first; files that cannot be read are left out."""
     beats = []
     with suppress(OSError):
         for path in directory().glob("*.json"):

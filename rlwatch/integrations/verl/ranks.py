@@ -18,7 +18,7 @@ Reply = Mapping[str, Any]
 
 
 def answering(method: Callable[..., Mapping[str, Any] | None]) -> Callable[..., dict[str, Any]]:
-    """A method of a worker that returns a :data:`Reply` whatever happens in it."""
+    """Wrap a method of a worker so that it returns a :data:`Reply` and never raises."""
 
     @wraps(method)
     def answered(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -37,13 +37,13 @@ def _why(error: Exception, rank: int) -> str:
 
 
 def refusal_of(replies: Sequence[Reply]) -> str | None:
-    """Reason of the ranks that refuse, or None."""
+    """Return the reason of the ranks that refuse, or None."""
     reasons = dict.fromkeys(str(reply[REFUSED]) for reply in replies if REFUSED in reply)
     return "; ".join(reasons) or None
 
 
 def accepted(replies: Sequence[Reply]) -> Sequence[Reply]:
-    """``replies``, by rank. Raises ``RLWatchError`` with the reason if some rank refuses, or none answered."""
+    """Return ``replies``, by rank. Raises ``RLWatchError`` with the reason if some rank refuses, or none answered."""
     refusal = refusal_of(replies) if replies else "no worker answered"
     if refusal is not None:
         raise RLWatchError(refusal)

@@ -50,7 +50,7 @@ class SamplingBudget:
 
     @property
     def tokens(self) -> float:
-        """Tokens that fit: a power of two, so that a cost which wavers does not change what is measured."""
+        """Return the number of tokens within the budget, as a power of two, so that small changes have no effect."""
         if self.milliseconds is None:
             return math.inf
         return max(self.least, 2.0 ** math.floor(math.log2(max(self.milliseconds / self.per_token, 1.0))))
@@ -148,7 +148,7 @@ class EveryResponse:
         return cls(tuple(keys), rewards, torch.tensor(lengths), last, named)
 
     def response_batch(self, reading: BatchSettings) -> ResponseBatch:
-        """The per-response view of the whole step."""
+        """Return the per-response view of the whole step."""
         cut = None if reading.longest is None else (self.last >= 0) & (self.last != reading.eos)
         return ResponseBatch.of(
             rewards=self.rewards,
@@ -162,7 +162,7 @@ class EveryResponse:
 
 
 def _runs(lengths: Sequence[int], at_once: int) -> Iterator[slice]:
-    """Consecutive rows that hold ``at_once`` tokens at most; a longer one goes alone."""
+    """Return consecutive rows that hold ``at_once`` tokens at most; a longer one goes alone."""
     first, held = 0, 0
     for row, length in enumerate(lengths):
         if row > first and held + length > at_once:

@@ -111,7 +111,7 @@ def no_snapshots(config: Mapping[str, Any]) -> str | None:
 
 
 def _snapshots(wish: Any, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """``true``, ``false``, or a section with the fields of ``Snapshots``."""
+    """Parse ``true``, ``false``, or a section with the fields of ``Snapshots``."""
     if not wish:
         return None
     from rlwatch.integrations.snapshots import Snapshots
@@ -135,7 +135,7 @@ def _budget(wish: Any) -> float | None:
 
 
 def _keep(wish: Any) -> KeepCompletions | None:
-    """``true``, ``false``, or a section with the fields of :class:`KeepCompletions`."""
+    """Parse ``true``, ``false``, or a section with the fields of :class:`KeepCompletions`."""
     if not isinstance(wish, Mapping):
         return KeepCompletions.of(wish)
     try:
@@ -146,7 +146,7 @@ def _keep(wish: Any) -> KeepCompletions | None:
 
 
 def _localise(wish: Any, level: Level, strategy: str) -> Mapping[str, Any] | None:
-    """``true``, ``false``, or a section with the fields of ``Localise``; by default only what can be had."""
+    """Parse ``true``, ``false``, or a section with the fields of ``Localise``; on by default if it is possible."""
     if wish is None:
         return {} if level.includes(Level.FULL) else None
     if wish is False:
@@ -172,12 +172,12 @@ def _fields(wish: Any) -> Mapping[str, Any]:
 
 
 def wanted(loggers: object) -> bool:
-    """True if rlwatch is among ``trainer.logger``, a name or a list of names."""
+    """Return True if rlwatch is among ``trainer.logger``, a name or a list of names."""
     return loggers == NAME or (not isinstance(loggers, str) and NAME in list(loggers or ()))  # type: ignore[call-overload]
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """An OmegaConf configuration as dictionaries, its references resolved; a dictionary as it is."""
+    """Return an OmegaConf configuration as dictionaries, its references resolved; a dictionary as it is."""
     if config is None or isinstance(config, dict):
         return config or {}
     from omegaconf import OmegaConf

@@ -180,7 +180,7 @@ class WorkerTaps:
             self.tokens += batch.logp.numel()
 
     def _measured(self, batch: TokenBatch) -> Stats:
-        """Statistics of the loss, and of the policy before the update where that is asked for."""
+        """Return statistics of the loss, and of the policy before the update where that is asked for."""
         full = self._level.includes(Level.FULL)
         known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
         stats = everything(known) if full else core(known)

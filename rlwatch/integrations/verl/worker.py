@@ -167,7 +167,7 @@ class Inside:
             handler.settled(Command("", "", kind, args), refusal)
 
     def due(self, kind: str, step: int) -> Mapping[str, JSON] | None:
-        """Arguments of the command that ends ``kind`` after ``step``, if it is time to; else None."""
+        """Return arguments of the command that ends ``kind`` after ``step``, if it is time to; else None."""
         self.step = step
         handler: Any = self._handler(kind)
         command = handler.due(step) if isinstance(handler, Timed) else None
@@ -187,7 +187,7 @@ class Inside:
         return [self.anchor.policy.optimizer]
 
     def kl_coef(self, value: float | None) -> float:
-        """The coefficient of the KL term of the actor's loss, set to ``value`` if that is not None."""
+        """Return the coefficient of the KL term of the actor's loss, set to ``value`` if that is not None."""
         config = getattr(inspect.unwrap(self._worker.actor.loss_fn), "keywords", {}).get("config")
         if config is None or not getattr(config, "use_kl_loss", False):
             raise RLWatchError("the loss has no KL term (actor.use_kl_loss is false)")
@@ -197,13 +197,13 @@ class Inside:
 
     @property
     def vocab_size(self) -> int | None:
-        """Tokens the policy chooses from."""
+        """Return the size of the vocabulary, or None if it is unknown."""
         actor = getattr(self._worker, "actor", None)
         return None if actor is None else vocab_size_of(unwrapped(actor.engine.module))
 
     @property
     def lowered_until(self) -> int:
-        """The step until which the learning rate is lowered; 0 for none, or for good."""
+        """Return the step until which the learning rate is lowered; 0 for none, or for good."""
         return self._paced().until
 
     def _handler(self, kind: str) -> CommandHandler:
@@ -261,7 +261,7 @@ class Anchor:
 
     @property
     def policy(self) -> Any:
-        """The actor's engine. Raises ``RLWatchError`` where it cannot be read."""
+        """Return the actor's engine. Raises ``RLWatchError`` where it cannot be read."""
         actor = self._worker.actor
         if actor is None:
             raise RLWatchError("this worker holds no actor")
@@ -294,7 +294,7 @@ class Anchor:
 
     @property
     def lora(self) -> bool:
-        """True if the reference is the policy without its adapter."""
+        """Return True if the reference is the policy without its adapter."""
         return self._worker.ref is None and bool(getattr(self.policy, "_is_lora", False))
 
     def pairs(self) -> list[TensorPair]:
@@ -317,7 +317,7 @@ class Anchor:
         return pairs
 
     def tensors(self) -> dict[str, Tensor]:
-        """The reference, by name: the shards of this rank, whose memory they share."""
+        """Return the reference, by name: the shards of this rank, whose memory they share."""
         synchronized()
         if self.lora:
             return FrozenAdapter.of(self.policy).kept
@@ -360,7 +360,7 @@ class FrozenAdapter:
 
     @classmethod
     def of(cls, engine: Any) -> FrozenAdapter:
-        """The one of verl's ``engine``."""
+        """Return the adapter of verl's ``engine``."""
         held = getattr(engine, HELD, None)
         if held is None:
             held = cls(engine)
@@ -368,7 +368,7 @@ class FrozenAdapter:
         return held
 
     def trained(self) -> dict[str, Tensor]:
-        """All that is trained, by name: the shards of this rank, whose memory they share."""
+        """Return all that is trained, by name: the shards of this rank, whose memory they share."""
         model = unwrapped(self._engine.module)
         model = flat_resharded(model) if flattened(model) else resharded(model)
         return {plain_name(name): local(p) for name, p in model.named_parameters() if p.requires_grad}
@@ -444,7 +444,7 @@ class Keeper:
             path.parent.rmdir()
 
     def find(self, directory: str) -> str | None:
-        """The fingerprint of what is there, or None. Raises ``RLWatchError`` for what does not fit this rank."""
+        """Return the fingerprint of what is there, or None. Raises ``RLWatchError`` for what does not fit this rank."""
         if not (Path(directory) / self._file).exists():
             if any(Path(directory).glob("*.pt")):
                 raise RLWatchError(f"{directory} holds a reference of another number of ranks: no {self._file}")
