@@ -1,4 +1,4 @@
-// Charts of a run on one axis: uPlot draws, here is what surrounds it: marks, tooltip, zoom, pins.
+// Charts of a run on one axis: uPlot draws the lines, this module marks, tooltip, zoom and pins.
 // Data become text nodes and pixels: nothing here builds HTML from data.
 import uPlot from "./uplot.js";
 import STYLE from "./style.js";
@@ -175,7 +175,7 @@ class Chart {
     return {
       width: this.host.clientWidth || 300,
       height: this.height + (last ? 24 : 0),
-      padding: [7, 20, last ? 0 : 4, 0], // half of the highest tick's word stands above the axis
+      padding: [7, 20, last ? 0 : 4, 0], // half of the highest tick's label extends above the axis
       legend: { show: false },
       cursor: {
         y: false,
@@ -221,7 +221,7 @@ class Chart {
     this.board.zoom([low, high]);
   }
 
-  // What lies under the lines: the healthy range, the run's own level, what is a limit.
+  // Below the lines: the healthy range, the run's own level, and limits.
   under(u) {
     const { panel } = this, { ctx } = u, { left, top, width, height } = u.bbox, ink = this.board.data.ink;
     const y = (value) => Math.min(Math.max(u.valToPos(value, "y", true), top), top + height);
@@ -250,7 +250,7 @@ class Chart {
     ctx.restore();
   }
 
-  // A map: the largest value of each stretch over what is usual in its row.
+  // A heat map: the largest value of each range of steps divided by the usual value of its row.
   map(u) {
     const { cells } = this.panel, { ctx } = u, { left, top, width, height } = u.bbox, ink = this.board.data.ink;
     const columns = cells.starts.length - 1, bad = new Set(cells.bad);
@@ -270,7 +270,7 @@ class Chart {
     });
   }
 
-  // How much of each column is in each row: the darker, the more.
+  // A density map: the darker a cell, the larger its share of the column.
   shade(u) {
     const { starts, cells } = this.panel.shades, { ctx } = u, { left, top, width, height } = u.bbox;
     const rows = this.panel.shades.ends.length - 1;
@@ -286,7 +286,7 @@ class Chart {
     });
   }
 
-  // What lies over them: marks at their steps, what was not finite, what is beyond the range.
+  // Above the lines: marks at their steps, values that were not finite, and values beyond the range.
   over(u) {
     const { panel, board } = this, { ctx } = u, { left, top, width, height } = u.bbox, ink = board.data.ink, px = devicePixelRatio;
     const line = (x, colour, dashed, alpha) => {
@@ -328,12 +328,12 @@ class Chart {
     ctx.restore();
   }
 
-  // What the panel has at x: for each line the nearest measured point, and whether it was a number there.
+  // Values of the panel at x: for each line the nearest measured point, and whether it was finite.
   at(x, y) {
     if (this.panel.cells) return this.cell(x, y);
     const reach = this.plot.posToVal(REACH_PX, "x") - this.plot.posToVal(0, "x");
     const found = [], column = this.panel.shades?.starts.findLastIndex((start) => start <= x) ?? -1;
-    if (this.panel.shades) { // of a map one column is told, not two that are near
+    if (this.panel.shades) { // a map reports one column, not two near ones
       if (column < 0 || !this.panel.lines.some((line) => line.x.includes(this.panel.shades.starts[column]))) return [];
       x = this.panel.shades.starts[column];
     }
@@ -434,7 +434,7 @@ class Board {
     });
   }
 
-  // A live run's new rows come by themselves, and only where steps are looked at from the browser's own copy of them.
+  // New rows of a live run are fetched by the browser, on the axis of steps.
   followed(looks) {
     this.unfollow?.();
     this.unfollow = undefined;
@@ -460,13 +460,13 @@ class Board {
     });
   }
 
-  // Another look at the same numbers: all of it happens here.
+  // Another view of the same numbers, drawn without the server.
   relook() {
     this.derive();
     this.paint();
   }
 
-  // What is drawn, of what was given and how it is wanted.
+  // The drawn lines, from the data and the choices.
   derive() {
     const { given } = this;
     this.data = given.looks ? looked(given, now(), (wanted) => this.exact(wanted)) : given;
@@ -524,12 +524,12 @@ class Board {
     this.tell();
   }
 
-  // The range shown: what was just asked for until the server has heard of it, else what it says.
+  // The range shown: a range just chosen until the server has it, else the server's.
   view() {
     return this.wanted === undefined ? this.data.window : this.wanted ?? this.data.whole;
   }
 
-  // All boards of a run show the same range: at once, not when the server has answered.
+  // All boards of a run show the same range at once, before the server responds.
   zoom(range) {
     const asked = this.data.axis === "step" && range ? [Math.floor(range[0]), Math.max(Math.ceil(range[1]), Math.floor(range[0]) + 1)] : range;
     clearTimeout(this.clicked);
@@ -538,7 +538,7 @@ class Board {
     this.ask({ kind: "zoom", range: this.sent, ...(this.given.looks && { steps: true }) });
   }
 
-  // Steps of places, for the server, which does not know what axis is looked at.
+  // Steps of positions, for the server, which does not know the chosen axis.
   steps(places) {
     const { looks } = this.given;
     if (!looks || this.data.axis === "step" || places === null) return places;
@@ -766,7 +766,7 @@ class Board {
     }
   }
 
-  // A mark of a page of its own leads there; the others open what is known of them.
+  // A mark with a page of its own links to it; other marks open their details.
   follow(marks, left) {
     if (marks.length === 1 && marks[0].go) {
       this.ask({ kind: "go", ...marks[0].go });
@@ -799,7 +799,7 @@ class Board {
     this.tell();
   }
 
-  // Whether no strip of the same page tells what is at the place that was clicked.
+  // Whether no strip of the same page shows the values at the clicked position.
   alone() {
     return ![...ALL].some((board) => board.data?.key === this.data.key && board.data.strip?.length);
   }
@@ -867,11 +867,11 @@ class Board {
   }
 }
 
-// Another look at what the server drew.
+// Redraw with other choices.
 
 const RULERS = new Map();
 
-// Places on the other axes are asked for once the charts are there, and again once the run is a tenth longer.
+// Positions on the other axes are requested once the charts are drawn, and again once the run is a tenth longer.
 function rulersOf(looks) {
   const held = RULERS.get(looks.run);
   if (held) return;
@@ -883,7 +883,7 @@ function rulersOf(looks) {
   if (wanted) ask(); else (globalThis.requestIdleCallback ?? setTimeout)(ask);
 }
 
-// On another axis new rows have places once it is told anew: every few seconds at most.
+// On another axis new rows have positions once these are fetched again, at most every few seconds.
 const RULER_MS = 10000;
 function rulersAgain(looks) {
   const held = RULERS.get(looks.run);

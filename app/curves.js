@@ -1,5 +1,5 @@
 // @ts-check
-// What becomes of measured points where they are looked at: smoothed, and placed on another axis.
+// Smoothing of measured points, and their positions on another axis.
 
 /**
  * @typedef {object} Ruler  places of steps, both ascending
@@ -8,7 +8,7 @@
  */
 
 /**
- * The place of a step, or (turned round) the step of a place; beyond the ends as at them.
+ * Return the position of a step, or (reversed) the step of a position; clamped to the ends.
  * @param {number[]} from
  * @param {number[]} to
  * @param {number} x
@@ -27,9 +27,9 @@ export function interpolated(from, to, x) {
 const FAINT = 1e-6;
 
 /**
- * Values smoothed as smoothing.py has it, free of the first value's bias. Missing ones (null: the line breaks there) and
- * those outside of ``usual`` have no part in it. Of thinned lines each point stands for the steps since the one before, so
- * that what comes out is near to what the server makes of every row.
+ * Return values smoothed as in smoothing.py, debiased. Missing values (null: a break of the line) and values outside of
+ * ``usual`` are ignored. Each point of a thinned line represents the steps since the one before, so that the result is
+ * close to the server's, which uses every row.
  * @param {number[]} steps
  * @param {(number | null)[]} values
  * @param {string} how
@@ -64,7 +64,7 @@ export function smoothed(steps, values, how, usual, every) {
 }
 
 /**
- * The usual distance of two rows.
+ * Return the usual distance of two rows.
  * @param {number[]} steps
  */
 export function spacing(steps) {

@@ -1,11 +1,11 @@
 // @ts-check
-// New rows of a live run: told of by the server, fetched by themselves, appended to what is drawn. A page that nobody sees
-// asks nothing and catches up when it is looked at again; a server that was away is found again by itself.
+// New rows of a live run. The server sends events, the rows are fetched separately and appended to the charts. A hidden
+// page sends no requests and catches up when it is visible again; a lost connection is opened again.
 
 /**
  * @typedef {object} Watcher  a board that shows the run
  * @property {() => string[]} names  the metrics that it draws
- * @property {() => string} after  the place up to which it has rows
+ * @property {() => string} after  the sequence number up to which it has rows
  * @property {(said: any) => void} take  new rows
  */
 
@@ -79,7 +79,7 @@ class Feed {
 }
 
 /**
- * Be told of new rows; what it gives ends that.
+ * Subscribe to new rows; returns a function that unsubscribes.
  * @param {string} api
  * @param {Watcher} watcher
  */
@@ -97,7 +97,7 @@ export function follow(api, watcher) {
 const WORDS = new Map([["NaN", "NaN"], ["Infinity", "Inf"], ["-Infinity", "\u2212Inf"]]);
 
 /**
- * Append what is new to a chart's first line; true if there was something.
+ * Append new rows to a chart's first line; returns true if there were any.
  * @param {any} panel
  * @param {any} said
  * @param {bigint} origin
@@ -110,7 +110,7 @@ export function appended(panel, said, origin, words) {
   let grew = false;
   one.values.forEach((/** @type {number | string} */ value, /** @type {number} */ i) => {
     const last = line.x.at(-1), bad = panel.bad.at(-1)?.[0] ?? -Infinity, x = Number(BigInt(steps[i]) - origin);
-    if (x <= Math.max(last ?? -Infinity, bad)) return; // another look at the same rows
+    if (x <= Math.max(last ?? -Infinity, bad)) return; // rows that are drawn already
     grew = true;
     const word = WORDS.get(String(value));
     if (word) {

@@ -1,6 +1,6 @@
 // @ts-check
-// How whoever looks wants the charts of a run: in the address, one entry of the history for each act, and never a question
-// to the server. Streamlit keeps its own copy of the address; page.js puts these names back where it writes that one.
+// The user's choices for the charts of a run. They are kept in the address, with one history entry for each change, and
+// need no request. Streamlit keeps its own copy of the address; page.js restores these names when it writes that copy.
 
 /**
  * @typedef {object} Look
@@ -8,7 +8,7 @@
  * @property {string} smooth  off, "EMA 0.9", "mean of 10", ...
  * @property {boolean} log
  * @property {boolean} clip  whether single outliers are cut
- * @property {boolean} side  whether the drawer beside the charts is open
+ * @property {boolean} side  whether the drawer next to the charts is open
  * @property {boolean} legend
  */
 
@@ -21,7 +21,7 @@ const SWITCHES = /** @type {const} */ (["log", "clip", "side", "legend"]);
 const LISTENERS = new Set();
 
 /**
- * The look that an address asks for; nonsense reads as usual.
+ * Read the choices from an address; invalid values become the defaults.
  * @param {string} search
  * @returns {Look}
  */
@@ -34,7 +34,7 @@ export function read(search) {
 }
 
 /**
- * The query with a look in it; what is as usual is left out.
+ * Return the query with the choices in it, without default values.
  * @param {string} search
  * @param {Look} look
  */
@@ -48,21 +48,21 @@ export function written(search, look) {
   return text ? `?${text}` : "";
 }
 
-/** The look of the page as it is. */
+/** Return the current choices. */
 export const now = () => read(location.search);
 
 /**
- * Change something: all charts at once, and one entry of the history.
+ * Change choices for all charts at once, with one history entry.
  * @param {Partial<Look>} part
  */
 export function change(part) {
   const look = { ...now(), ...part };
-  // @ts-ignore: page.js keeps the browser's own there
+  // @ts-ignore: page.js stores the browser's own function there
   (globalThis.rlwatchPush ?? history.pushState.bind(history))({}, "", location.pathname + written(location.search, look));
   tell();
 }
 
-/** Show the look of the address: after a change, and after a way back. */
+/** Apply the choices of the address, after a change or a step back. */
 export function tell() {
   const look = now();
   document.documentElement.dataset.rlSide = look.side ? "open" : "shut";

@@ -1,12 +1,12 @@
-// What holds on every page. Sent with whatever script comes first: an element of its own, outside of the pages, would
-// shift what is in them.
+// Code for all pages, sent with the first script of a page. An element of its own, outside of the pages, would shift
+// their contents.
 if (!globalThis.rlwatchPage) {
   globalThis.rlwatchPage = true;
 
-  // One page, one step back. Streamlit tells the next page's query on the address of this one before it goes there, which
-  // leaves an entry of the history that nobody was at: the next page takes its place.
-  // Its script says each key of the query by itself: what comes within the same moment is one act, and one entry.
-  // And it knows nothing of what the browser keeps there by itself (look.js): that stays as it is.
+  // One history entry for each page. Streamlit sets the next page's query on the address of this one before going there,
+  // which leaves an entry for a page that was never shown: the entry of the next page replaces it.
+  // Streamlit's script sets each key of the query separately: changes at nearly the same time become one entry.
+  // Streamlit does not know the names that the browser keeps in the address (look.js); they are preserved.
   const SOON_MS = 2000, SAME_ACT_MS = 250, OWN = ["axis", "smooth", "log", "clip", "side", "legend"];
   const push = history.pushState.bind(history), replace = history.replaceState.bind(history);
   let pushed = { search: null, path: "", at: 0 };
@@ -30,9 +30,9 @@ if (!globalThis.rlwatchPage) {
   };
   history.replaceState = (state, unused, address) => replace(state, unused, address === undefined ? undefined : kept(address));
 
-  // Where a message of the server was lost (its connection broke off and came back in mid-page), the next one has no place
-  // on the page, and Streamlit's client takes down all of it, for good. It is loaded anew, where that does not happen again
-  // and again: once in a while, as the tab remembers.
+  // If a message of the server was lost (a connection that broke and came back mid-page), the next one has no place on
+  // the page, and Streamlit's client removes the whole page. It is then reloaded, at most once in a while, which the tab
+  // remembers.
   const NO_PLACE = /delta path/, AGAIN = "rlwatch-loaded-again", AGAIN_MS = 60000, GONE_MS = 100;
   addEventListener("error", (problem) => {
     if (!NO_PLACE.test(problem.message)) return;

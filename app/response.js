@@ -48,7 +48,7 @@ function fillTip(tip, one, names) {
   tip.replaceChildren(el("div", "title", one.title), list);
 }
 
-// Beside the token, inside the frame: to its right end if there is room, above it if there is none below.
+// Next to the token, inside the frame: to its right if there is room, above it if there is none below.
 function placeTip(frame, tip, node) {
   const around = frame.getBoundingClientRect(), box = node.getBoundingClientRect();
   tip.hidden = false;
@@ -72,7 +72,7 @@ function build(parent) {
   text.addEventListener("scroll", () => (tip.hidden = true));
   text.addEventListener("click", (event) => {
     const node = at(event);
-    if (!node || getSelection()?.toString()) return;  // whoever selects text to copy it does not choose a token
+    if (!node || getSelection()?.toString()) return;  // selecting text for a copy does not choose a token
     choose(frame, node.dataset.key);
     frame.pick(node.dataset.key);
   });

@@ -34,7 +34,7 @@ function spark({ points, bad, text }) {
 }
 
 function tinted(shape, colour) {
-  const mark = el("span", "shape");  // a picture: the word beside it says the same
+  const mark = el("span", "shape");  // decorative: the word next to it has the same meaning
   mark.dataset.shape = shape;
   mark.style.color = colour;
   mark.setAttribute("aria-hidden", "true");
@@ -133,7 +133,7 @@ function row(columns, data, context) {
     tr.dataset.id = data.id;
     tr.classList.add("opens");
     tr.addEventListener("click", () => context.open(data.id));
-    if (data.cells.some((cell) => cell.kind === "link")) return tr;  // which the keyboard reaches by itself
+    if (data.cells.some((cell) => cell.kind === "link")) return tr;  // the keyboard reaches a link anyway
     tr.tabIndex = 0;
     if (grouped) tr.setAttribute("aria-expanded", data.unfolded);
     tr.addEventListener("keydown", (event) => event.key === "Enter" && context.open(data.id));
@@ -142,7 +142,7 @@ function row(columns, data, context) {
 }
 
 function heading(column, context) {
-  if (!column.label && !column.sort) return el("td", column.style);  // above what says by itself what it is
+  if (!column.label && !column.sort) return el("td", column.style);  // the column is self-explanatory
   const th = el("th", column.style, column.sort ? undefined : column.label);
   if (!column.sort) return th;
   const button = el("button", "", column.label + ({ ascending: " ↑", descending: " ↓" }[column.sorted] || ""));
@@ -168,7 +168,7 @@ function more(rest, { opened }) {
   return button;
 }
 
-// What stands open, by page and table: kept outside the table's own node, which the page may make anew.
+// Unfolded rows, by page and table: kept outside the table's own node, which the page may replace.
 const OPENED = (globalThis.rlwatchOpened ??= new Map());
 
 function openedOf(name) {
@@ -177,7 +177,7 @@ function openedOf(name) {
   return OPENED.get(place);
 }
 
-// Whoever goes through the table by keyboard keeps the place when new data replace it.
+// Keyboard focus keeps its place when new data replace the table.
 const REACHED = "a, button, input, summary, tr[tabindex]";
 
 function placeOf(host, node) {
@@ -199,7 +199,7 @@ export default function (component) {
     host = el("div", "rlwatch-table");
     parentElement.append(host);
   }
-  // Of two quick clicks only the last message may arrive: each tells of every box that changed since the data came.
+  // Of two quick clicks only the last message may arrive, so each message has all boxes changed since the last data.
   const changed = {};
   const pick = (id, checked) => {
     changed[id] = checked;
