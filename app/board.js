@@ -33,7 +33,7 @@ function number(value, digits = 7) {
 }
 
 // Digits by which neighbouring labels of an axis differ.
-function told(ticks, step) {
+function digits(ticks, step) {
   const largest = Math.max(...ticks.map(Math.abs));
   return step > 0 && largest > 0 ? Math.max(3, Math.ceil(Math.log10(largest / step)) + 1) : 3;
 }
@@ -190,7 +190,7 @@ class Chart {
       },
       axes: [
         { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks) => ticks.map((tick) => (board.data.origin === "0" ? "" : "+") + number(tick, 4)), space: 70 },
-        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, told(ticks, step)))), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)) },
+        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, digits(ticks, step)))), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)) },
       ],
       series: [{}, ...(names ? [{ show: false }] : this.series())],
       bands: names ? [] : this.areas(),
@@ -444,12 +444,12 @@ class Board {
     this.unfollow = follow(looks.api, {
       names: () => panels().filter((panel) => panel.ends).map((panel) => panel.name),
       after: () => after,
-      take: (said) => {
-        if (said.attempt !== looks.attempt) return void this.ask({ kind: "anew" });
-        const { given } = this, origin = BigInt(given.origin ?? "0"), last = Number(BigInt(said.last_step ?? given.origin) - origin);
-        if (said.all) after = String(said.next);
+      take: (reply) => {
+        if (reply.attempt !== looks.attempt) return void this.ask({ kind: "anew" });
+        const { given } = this, origin = BigInt(given.origin ?? "0"), last = Number(BigInt(reply.last_step ?? given.origin) - origin);
+        if (reply.all) after = String(reply.next);
         let grew = false;
-        for (const panel of panels()) grew = appended(unpacked(panel), said, origin, (value) => number(value, 4)) || grew;
+        for (const panel of panels()) grew = appended(unpacked(panel), reply, origin, (value) => number(value, 4)) || grew;
         if (!grew) return;
         if (given.window[1] >= given.whole[1]) given.window = [given.window[0], Math.max(last, given.window[1])];
         given.whole = [given.whole[0], Math.max(last, given.whole[1])];
@@ -483,9 +483,9 @@ class Board {
     asked.set("smooth", smooth);
     asked.set("clip", String(clip));
     if (this.given.axis === "step") { asked.set("from", String(origin + BigInt(Math.round(window[0])))); asked.set("to", String(origin + BigInt(Math.round(window[1])))); }
-    fetch(`${looks.api}/series?${asked}`).then((answer) => (answer.ok ? answer.json() : null)).then((said) => {
-      if (!said || this.exactly !== mine) return;
-      mine.curves = new Map(Object.entries(said.series).map(([name, one]) => [name, { x: said.rows[one.rows].steps.map((step) => Number(BigInt(step) - origin)), y: one.values.map((value) => (typeof value === "number" ? value : null)) }]));
+    fetch(`${looks.api}/series?${asked}`).then((answer) => (answer.ok ? answer.json() : null)).then((reply) => {
+      if (!reply || this.exactly !== mine) return;
+      mine.curves = new Map(Object.entries(reply.series).map(([name, one]) => [name, { x: reply.rows[one.rows].steps.map((step) => Number(BigInt(step) - origin)), y: one.values.map((value) => (typeof value === "number" ? value : null)) }]));
       this.relook();
     }).catch(() => { this.exactly = undefined; });
     return mine.curves;
@@ -876,8 +876,8 @@ function rulersOf(looks) {
   const held = RULERS.get(looks.run);
   if (held) return;
   RULERS.set(looks.run, undefined);
-  const wanted = now().axis !== "step", ask = () => fetch(`${looks.api}/axes`).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then((said) => {
-    RULERS.set(looks.run, said);
+  const wanted = now().axis !== "step", ask = () => fetch(`${looks.api}/axes`).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then((reply) => {
+    RULERS.set(looks.run, reply);
     for (const board of ALL) if (board.given?.looks?.run === looks.run) board.relook();
   }).catch(() => RULERS.delete(looks.run));
   if (wanted) ask(); else (globalThis.requestIdleCallback ?? setTimeout)(ask);
@@ -889,8 +889,8 @@ function rulersAgain(looks) {
   const held = RULERS.get(looks.run);
   if (!held || Date.now() - (held.at ?? 0) < RULER_MS) return;
   held.at = Date.now();
-  fetch(`${looks.api}/axes`).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then((said) => {
-    RULERS.set(looks.run, { ...said, at: Date.now() });
+  fetch(`${looks.api}/axes`).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then((reply) => {
+    RULERS.set(looks.run, { ...reply, at: Date.now() });
     for (const board of ALL) if (board.given?.looks?.run === looks.run) board.relook();
   }).catch(() => {});
 }

@@ -109,10 +109,10 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     drawn = groups_of(runs, grouped, differing)
     groups = [(one.name, tuple(run.run_id for run in one.runs)) for one in drawn]
     if len(drawn) == 2 and all(len(one.runs) > 1 for one in drawn):
-        told = _noise_or_not(
+        answer = _noise_or_not(
             store_url(), tuple((one.name, tuple(version(run) for run in one.runs)) for one in drawn), pairing
         )
-        st.html(joined(el("div", "Noise or not", cls="rl-family"), el("div", told, cls="rl-why")))
+        st.html(joined(el("div", "Noise or not", cls="rl-family"), el("div", answer, cls="rl-why")))
     live = any(run.state is RunState.RUNNING for run in runs)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
         scales.controls()

@@ -217,8 +217,8 @@ class FleetView:
 
     def _curve(self, name: str, one: Spark | None) -> table.Cell:
         known = one or NO_CURVE
-        beside = name == REWARD and "reward" in self.columns
-        label = "" if beside else " ".join((fmt.number(known.value), known.trend)).strip()
+        has_number = name == REWARD and "reward" in self.columns
+        label = "" if has_number else " ".join((fmt.number(known.value), known.trend)).strip()
         return table.spark(*in_unit_square(known.curve), label)
 
     def _group_row(self, name: str, line: FleetRow) -> table.TableRow:
@@ -230,8 +230,8 @@ class FleetView:
                 cells.append(kind.of_group(members, self.now))
                 continue
             held = [one[column] for one in curves if column in one]
-            beside = column == REWARD and "reward" in self.columns
-            label = "" if beside else mean_words([one.value for one in held])
+            has_number = column == REWARD and "reward" in self.columns
+            label = "" if has_number else mean_words([one.value for one in held])
             cells.append(table.spark(*in_unit_square(*mean_spark(held)), label))
         picked = None if self.picked is None else all(entry.run.run_id in self.picked for entry in members)
         return table.TableRow(cells, opens=GROUP + name, picked=picked, unfolded=line.unfolded)

@@ -6,7 +6,7 @@
  * @typedef {object} Watcher  a board that shows the run
  * @property {() => string[]} names  the metrics that it draws
  * @property {() => string} after  the sequence number up to which it has rows
- * @property {(said: any) => void} take  new rows
+ * @property {(reply: any) => void} take  new rows
  */
 
 const AGAIN_MS = 10000, MOST_AT_ONCE = 200;
@@ -72,8 +72,8 @@ class Feed {
       asked.set("after", after);
       const answer = await fetch(`${this.api}/series?${asked}`);
       if (!answer.ok) return;
-      const said = { ...(await answer.json()), all: first + MOST_AT_ONCE >= names.length };
-      for (const one of watchers) if (this.watchers.has(one)) one.take(said);
+      const reply = { ...(await answer.json()), all: first + MOST_AT_ONCE >= names.length };
+      for (const one of watchers) if (this.watchers.has(one)) one.take(reply);
     }
   }
 }
@@ -99,14 +99,14 @@ const WORDS = new Map([["NaN", "NaN"], ["Infinity", "Inf"], ["-Infinity", "\u221
 /**
  * Append new rows to a chart's first line; returns true if there were any.
  * @param {any} panel
- * @param {any} said
+ * @param {any} reply
  * @param {bigint} origin
  * @param {(value: number) => string} words
  */
-export function appended(panel, said, origin, words) {
-  const one = said.series[panel.name], [line] = panel.lines;
+export function appended(panel, reply, origin, words) {
+  const one = reply.series[panel.name], [line] = panel.lines;
   if (!one || !line || !panel.ends) return false;
-  const { steps } = said.rows[one.rows];
+  const { steps } = reply.rows[one.rows];
   let grew = false;
   one.values.forEach((/** @type {number | string} */ value, /** @type {number} */ i) => {
     const last = line.x.at(-1), bad = panel.bad.at(-1)?.[0] ?? -Infinity, x = Number(BigInt(steps[i]) - origin);

@@ -26,10 +26,10 @@ const LISTENERS = new Set();
  * @returns {Look}
  */
 export function read(search) {
-  const said = new URLSearchParams(search), look = { ...USUAL };
-  if (AXES.includes(said.get("axis") ?? "")) look.axis = said.get("axis") ?? "";
-  if (/^(EMA 0\.\d+|mean of \d{1,4})$/.test(said.get("smooth") ?? "")) look.smooth = said.get("smooth") ?? "";
-  for (const name of SWITCHES) if (["true", "false"].includes(said.get(name) ?? "")) look[name] = said.get(name) === "true";
+  const query = new URLSearchParams(search), look = { ...USUAL };
+  if (AXES.includes(query.get("axis") ?? "")) look.axis = query.get("axis") ?? "";
+  if (/^(EMA 0\.\d+|mean of \d{1,4})$/.test(query.get("smooth") ?? "")) look.smooth = query.get("smooth") ?? "";
+  for (const name of SWITCHES) if (["true", "false"].includes(query.get(name) ?? "")) look[name] = query.get(name) === "true";
   return look;
 }
 
@@ -39,12 +39,12 @@ export function read(search) {
  * @param {Look} look
  */
 export function written(search, look) {
-  const said = new URLSearchParams(search);
+  const query = new URLSearchParams(search);
   for (const [name, value] of Object.entries(look)) {
-    if (value === USUAL[/** @type {keyof Look} */ (name)]) said.delete(name);
-    else said.set(name, String(value));
+    if (value === USUAL[/** @type {keyof Look} */ (name)]) query.delete(name);
+    else query.set(name, String(value));
   }
-  const text = said.toString();
+  const text = query.toString();
   return text ? `?${text}` : "";
 }
 

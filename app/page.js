@@ -12,10 +12,10 @@ if (!globalThis.rlwatchPage) {
   let pushed = { search: null, path: "", at: 0 };
   globalThis.rlwatchPush = push;
   function kept(address) {
-    const to = new URL(address ?? location.href, location.href), said = new URLSearchParams(location.search);
-    if (to.pathname !== location.pathname || !to.pathname.endsWith("/run") || to.searchParams.get("run") !== said.get("run")) return to;
+    const to = new URL(address ?? location.href, location.href), own = new URLSearchParams(location.search);
+    if (to.pathname !== location.pathname || !to.pathname.endsWith("/run") || to.searchParams.get("run") !== own.get("run")) return to;
     for (const name of OWN) {
-      if (said.has(name)) to.searchParams.set(name, said.get(name));
+      if (own.has(name)) to.searchParams.set(name, own.get(name));
       else to.searchParams.delete(name);
     }
     return to;

@@ -253,14 +253,14 @@ def choose(
     """
     if rows <= most:
         return list(range(rows))
-    telling = [] if rewards is None else _telling(rewards)
-    telling += [] if lengths is None else [max(range(rows), key=lambda i: lengths[i])]
+    notable = [] if rewards is None else _notable(rewards)
+    notable += [] if lengths is None else [max(range(rows), key=lambda i: lengths[i])]
     spread = (i * rows // most for i in range(most))
-    everything = dict.fromkeys([*telling[:most], *wanted, *spread, *range(rows)])
+    everything = dict.fromkeys([*notable[:most], *wanted, *spread, *range(rows)])
     return sorted(list(everything)[:most])
 
 
-def _telling(rewards: Sequence[float]) -> list[int]:
+def _notable(rewards: Sequence[float]) -> list[int]:
     broken = [i for i, reward in enumerate(rewards) if math.isnan(reward)]
     whole = [i for i, reward in enumerate(rewards) if not math.isnan(reward)]
     if whole:
@@ -273,7 +273,7 @@ def _ends(rows: Sequence[int], names: Sequence[str], rewards: Sequence[float] | 
     found: list[list[int]] = []
     for name in dict.fromkeys(names[i] for i in rows):
         own = [i for i in rows if names[i] == name]
-        found.append(own[:2] if rewards is None else _telling([rewards[i] for i in own]))
+        found.append(own[:2] if rewards is None else _notable([rewards[i] for i in own]))
         if rewards is not None:
             found[-1] = [own[i] for i in found[-1]]
     return list(dict.fromkeys([one[0] for one in found] + [i for one in found for i in one[1:]]))

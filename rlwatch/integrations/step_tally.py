@@ -497,9 +497,9 @@ def merge_workers(
 
 def _before_update(shares: Iterable[RankPayload]) -> Stats:
     """Merge the workers' statistics from before the update; empty if a worker that reports tokens has none."""
-    telling = [share.stats for share in shares if any(name.startswith("policy/") for name in share.stats)]
+    reporting = [share.stats for share in shares if any(name.startswith("policy/") for name in share.stats)]
     stats: Stats = {}
-    for one in telling:
+    for one in reporting:
         mine = {name.removeprefix(BEFORE): stat for name, stat in one.items() if name.startswith(BEFORE)}
         if not mine:
             return {}
