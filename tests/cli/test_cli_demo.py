@@ -14,8 +14,11 @@ from rlwatch.demo import run
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), {"store": None, "ui": True, "exit": False}),
-        (("--no-ui", "--exit", "--store", "runs"), {"store": "runs", "ui": False, "exit": True}),
+        ((), {"store": None, "ui": True, "exit": False, "model": "tiny"}),
+        (
+            ("--no-ui", "--exit", "--store", "runs", "--model", "smollm2"),
+            {"store": "runs", "ui": False, "exit": True, "model": "smollm2"},
+        ),
     ],
 )
 @pytest.mark.parametrize("code", [0, 1])
