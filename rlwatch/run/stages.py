@@ -6,6 +6,7 @@ checks for stalls, so it goes on while training hangs.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -14,10 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import call
 from pathlib import PurePath
 from statistics import median
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 from rlwatch.control.liveness import FACTOR, FLOOR_S, LONGEST_FACTOR, TAIL, UNKNOWN_S, WAITING
 from rlwatch.error_boundary import call_or
@@ -309,7 +311,7 @@ class StallWatch:
             self._progress, self._seen, self._looks, self._moves = progress, (), 0, False
         if not clock.used or quiet < patience / 2 or any(one.stage == PAUSED for one in stages):
             return
-        seen = _position(sys._current_frames().get(clock.thread()))  # noqa: SLF001  (the public way to other threads)
+        seen = _position(frames_now().get(clock.thread()))
         self._moves = self._moves or (self._looks > 0 and seen != self._seen)
         self._seen, self._looks = seen, self._looks + 1
         if quiet >= patience and self._looks >= LEAST_LOOKS and self._since is None:
@@ -386,9 +388,28 @@ def _sentence(what: str, name: str, rank: int, since: float, place: str) -> str:
     return f"{where}{at}, {why}{f'; at {place}' if place else ''}"
 
 
+def frames_now() -> dict[int, FrameType]:
+    """Return the frame of each thread, by its ident, without a garbage collection in between.
+
+    Python 3.11 walks the threads under a lock. A collection there may run a finaliser that lets another thread go on,
+    which waits for that lock while it holds the interpreter: the process hangs for good (CPython issue 106883). The
+    three calls are made by one loop in C, so that no other thread sees collections switched off.
+    """
+    read: Callable[[], dict[int, FrameType]] = sys._current_frames  # noqa: SLF001  (there is no other way to them)
+    if not gc.isenabled():
+        return read()
+    calls: tuple[Callable[[], Any], ...] = (gc.disable, read, gc.enable)
+    try:
+        _, frames, _ = map(call, calls)
+    except BaseException:
+        gc.enable()
+        raise
+    return cast("dict[int, FrameType]", frames)
+
+
 def stacks_of_threads(first: int) -> list[dict[str, Any]]:
     """Return name and stack of each thread but rlwatch's, ``first`` before the others; frames outermost first."""
-    frames = sys._current_frames()  # noqa: SLF001
+    frames = frames_now()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
     for ident in sorted(frames, key=lambda one: one != first):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -128,7 +129,7 @@ def test_stacks_are_bounded_and_those_of_rlwatch_are_left_out():
 
     assert stacks[0]["name"] == "MainThread"
     assert (len(stacks[0]["stack"]), stacks[0]["stack"][0]) == (MOST_FRAMES + 1, "...")
-    assert "test_stages.py" in stacks[0]["stack"][-2]
+    assert "test_stages.py" in stacks[0]["stack"][-3]
     assert not [one["name"] for one in stacks if one["name"].startswith("rlwatch-")]
 
 
@@ -343,3 +344,43 @@ def test_the_next_attempt_begins_in_no_stage(tmp_path):
         run = store.run("killed")
 
     assert (run.attempt, run.stage, run.stage_since) == (2, "", None)
+
+
+COLLECTS = """
+import gc, os, threading
+from rlwatch.run.stages import frames_now
+
+class Closes:
+    def __init__(self):
+        self.itself, self.fd = self, os.open(os.devnull, os.O_RDONLY)
+
+    def __del__(self):
+        os.close(self.fd)  # another thread may go on, in the middle of a collection
+
+def threads():
+    while True:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+
+def garbage():
+    while True:
+        Closes()
+
+gc.set_threshold(5, 2, 2)
+for target in (threads, threads, garbage):
+    threading.Thread(target=target, daemon=True).start()
+for _ in range(300_000):
+    assert threading.get_ident() in frames_now()
+print("looked", gc.isenabled(), flush=True)
+gc.disable()
+assert frames_now() and not gc.isenabled()
+os._exit(0)
+"""
+
+
+def test_a_look_at_the_stacks_never_hangs_the_process():
+    """Finalisers that let other threads go on, and threads that begin and end: that once hung a trainer for good."""
+    done = subprocess.run([sys.executable, "-c", COLLECTS], capture_output=True, text=True, timeout=120, check=False)
+
+    assert (done.stdout, done.returncode) == ("looked True\n", 0), done.stderr
