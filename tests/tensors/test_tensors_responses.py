@@ -198,7 +198,7 @@ def test_one_number_of_responses_in_everything():
         ResponseBatch.of(rewards=[1.0, 0.0, 1.0], lengths=[3, 4])
     with pytest.raises(ValueError, match="3 responses do not divide into groups of 2"):
         ResponseBatch.of(rewards=[1.0, 0.0, 1.0], groups=2)
-    with pytest.raises(ValueError, match="without responses"):
+    with pytest.raises(ValueError, match="without any tensor of responses"):
         ResponseBatch.of(groups=2)
     with pytest.raises(ValueError, match=r"ids must be \(B, T\), got a shape of \(3,\)"):
         ResponseBatch.of(ids=[1, 2, 3])

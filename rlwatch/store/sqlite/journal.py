@@ -288,6 +288,8 @@ class SQLiteJournal:
         """Remove files of which the database holds all, and make the next ones before they are needed."""
         for stream in self._streams():
             stream.tend(self.mark.upto)
+        if self._quick is not self._rows.now:  # rows go to another file
+            self._quick = None
         self._reckon()
 
     def give_up(self, kind: type) -> list[tuple[int, Item]] | None:

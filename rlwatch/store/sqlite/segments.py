@@ -100,11 +100,12 @@ class SegmentFile:
 
     def spoiled(self) -> bool:
         """True if another process truncated or removed the file: what is written there now could not be read."""
+        written = self.bytes  # before the look: threads that log append meanwhile
         try:
             stat = os.fstat(self.fd)
         except OSError:
             return False  # out of our sight, perhaps for a while
-        return stat.st_nlink == 0 or stat.st_size < self.bytes
+        return stat.st_nlink == 0 or stat.st_size < written
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
@@ -171,9 +172,8 @@ class Stream:
         here = self.now
         if here is not None and here.spoiled():
             with contextlib.suppress(OSError):
-                self._follow(here, self.next or self.made())
+                self._follow(here, self.next or self.made())  # what can be read of it is kept until it is stored
                 self.next = None
-                self.remove(here)
             return
         if here is None or here.bytes <= self.segment_bytes // 2:
             return
