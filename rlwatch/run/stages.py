@@ -399,11 +399,12 @@ def frames_now() -> dict[int, FrameType]:
     if not gc.isenabled():
         return read()
     calls: tuple[Callable[[], Any], ...] = (gc.disable, read, gc.enable)
+    frames = None
     try:
         _, frames, _ = map(call, calls)
-    except BaseException:
-        gc.enable()
-        raise
+    finally:
+        if frames is None:  # memory ran out in between
+            gc.enable()
     return cast("dict[int, FrameType]", frames)
 
 
