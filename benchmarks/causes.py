@@ -58,9 +58,9 @@ KNOBS: Mapping[str, tuple[str, ...]] = {
     "advantages": ("advantage", "advantage_shift", "positive_weight", "negative_weight", "positive advantages"),
     "reward_function": (
         "partial", "right", "length_bonus", "filler_bonus", "format_bonus", "magic", "flipped", "stuck", "wrong_key",
-        "reward sign", "random reward", "constant reward", "length reward",
+        "reward sign", "random reward", "constant reward", "length reward", "format reward",
     ),
-    "data": ("task", "k", "extra", "digits", "distinct", "prompts", "group"),
+    "data": ("task", "k", "extra", "digits", "distinct", "prompts", "group", "hard data", "narrow data"),
     "optimiser": ("trainable", "mu", "minibatches"),
     "numerics": (
         "loss_scale", "skip_nonfinite", "half_entropy", "advantage_eps", "bad_batch", "half gradients", "lost weight",
