@@ -270,6 +270,7 @@ with the policy. Written by `python benchmarks/rescue.py report {file} --page do
 * **Held out**: these kinds of faults were listed and committed before the policy was run on any of them. The policy was
   mended with runs of the seeds 100 and 101 in view, and what it does about an engine that drifts with 102 to 105. So
   kinds with an engine are judged on 106 to 109; so is the entropy bonus, whose command the benchmark overwrote before.
+* **Left out**: `off-policy`, a known kind of which a run takes 20 minutes.
 
 """
 
@@ -297,6 +298,9 @@ def _sum(runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]], group: str
     if group in ("harmless", "outside"):
         lost = [arms["unguarded"]["final"] - arms["policy"]["final"] for arms in pairs]
         acted = sum(bool(arms["policy"]["acts"]) for arms in pairs)
+        if group == "outside":
+            kept = f"it kept {-fmean(lost):.3f} more than the unguarded runs on average, {-max(lost):.3f} at least"
+            return f"The policy acted in {acted} of {len(pairs)}; {kept}."
         cost = f"it cost {fmean(lost):.3f} on average, {max(lost):.3f} at most"
         return f"The policy acted in {acted} of {len(pairs)}; {cost}."
     saved, resumed = ([one for arms in pairs if (one := is_so(arms)) is not None] for is_so in (is_saved, is_resumed))
