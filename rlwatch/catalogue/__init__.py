@@ -41,6 +41,7 @@ class FindingKind:
     rule: str = "other"
     collapse: bool = False
     outside: bool = False
+    drifts: bool = False
     mute: bool = False
     symptom: bool = False
     hides: str = ""

@@ -32,7 +32,6 @@ from rlwatch.catalogue import kinds
 from rlwatch.control.commands import LAST_GOOD, ROLLBACK
 from rlwatch.control.policy import COLLAPSE_KINDS, REQUESTED_BY, ROWS_KEPT, RunHealth
 from rlwatch.errors import ConfigError
-from rlwatch.metrics import Family
 from rlwatch.records import JSON, Alert, Command, Finding, JudgedRow, Severity
 from rlwatch.wording import number
 
@@ -46,11 +45,7 @@ REMEMBERED = 64
 HELD = 1_000_000
 """Batches for which updates are held at most."""
 MISMATCH_KINDS = frozenset({"mismatch_growth"})
-DRIFT_KINDS = frozenset(
-    name
-    for name, kind in kinds().items()
-    if kind.family == Family.MISMATCH.value and (kind.outside or "mismatch" in name)
-)
+DRIFT_KINDS = frozenset(name for name, kind in kinds().items() if kind.drifts)
 """Kinds that, while they are active, show that the engine does not sample from the trainer's weights."""
 VERIFIER_KINDS = frozenset({"verifier_changed"})
 """Kinds that, while critical, mean that the reward cannot judge the weights: the fault lies outside the policy."""
