@@ -83,7 +83,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,119}", re.ASCII)
 
 
 def check_run_id(run_id: str) -> str:
-    """Return ``run_id``. Raises ``StoreError``, which describes valid run ids, if it is not one.
+    """Return ``run_id`` unchanged if it is a valid name of a run.
+
+    Raises ``StoreError``, whose message describes valid run ids, if it is not.
 
     >>> check_run_id("qwen-0.5b_seed3")
     'qwen-0.5b_seed3'

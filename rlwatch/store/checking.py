@@ -1,4 +1,4 @@
-"""Read back all that a store holds of a run, through each of its read paths, and report what does not agree."""
+"""Check a stored run: read all of its data through each read path of its store, and report what does not agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ PAGE, NAMES = 5000, 25
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Rows of the stream that were read, values of metrics, and what is wrong, in sentences."""
+    """Result of :func:`check_run`: what was read of one run, and the problems that were found.
+
+    ``rows``: number of records and events that were read. ``values``: number of metric values in them. ``problems``:
+    one sentence for each problem; empty if the run is sound.
+    """
 
     run_id: str
     rows: int = 0
@@ -30,7 +34,9 @@ class Checked:
 
 @dataclass(slots=True)
 class _Sum:
-    """Number of values, and the exclusive or of their bits: the same in any order, other where one bit is."""
+    """Number of float64 values and the exclusive or of their bits, which ignores order and changes with any single
+    bit.
+    """
 
     values: int = 0
     bits: int = 0
@@ -42,13 +48,13 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Stream:
-    """Contents of the rows of the stream, read one after the other."""
+    """Sums of each metric over the rows of a run, collected while the rows are read in order."""
 
     rows: int = 0
     sums: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
 
     def read(self, store: Store, run_id: str) -> list[str]:
-        """Read all; returns what is wrong with their order, or nothing."""
+        """Read all rows of the run; return one sentence for each break in the order of their numbers."""
         last, found = 0, list[str]()
         while page := store.stream(run_id, after_seq=last, limit=PAGE):
             seqs = [item.seq for item in page]
@@ -68,11 +74,12 @@ class _Stream:
 
 
 def check_run(store: Store, run_id: str) -> Checked:
-    """Read back everything of a run: rows as they came, series, tokens, completions, findings, alerts, commands.
+    """Read back all data of the run ``run_id`` and return what was read and every problem that was found.
 
-    Series are kept in addition to the rows they were made of (blocks, chunks): the two must hold the same bits. SQLite
-    also checks the files of a store in a directory. A run that is being written meanwhile is judged up to
-    the rows there were. Never raises for what is wrong with the run.
+    All kinds of data are read: rows, series, localised tokens, completions, findings, forecasts, alerts, commands and
+    people's edits. A store keeps series in addition to the rows they were made of, as blocks or chunks: the two must
+    hold the same bits. A store in a directory also has SQLite check the run's files. If a process writes the run
+    meanwhile, later rows are not compared. Problems of the run are returned and never raised.
     """
     problems = list(_damage(store, run_id))
     stream = _Stream()

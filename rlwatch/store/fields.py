@@ -1,8 +1,8 @@
-"""Tables of records: which fields have a column, how a value is stored in it, and where the other fields are stored.
+"""Map the fields of records (runs, findings, alerts...) to columns of database tables, and back.
 
 The columns are those of the schemas and stay as they are. Every other field of a record, also one that is added later,
-goes into a JSON object (:func:`rlwatch.codec.beyond`): of a finding and an edit ``body``, of a batch of
-tokens or completions the head of its packed columns, else ``extra``.
+goes into a JSON object (:func:`rlwatch.codec.beyond`). For findings and edits that is the column ``body``. For batches
+of tokens or completions it is the head of the packed columns. For all others it is ``extra``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def dumps(value: JSON) -> str:
-    """JSON text of ``value``; raises ``StoreError`` if it has none (a cycle, a tuple as a key).
+    """Return ``value`` as JSON text, with NaN, Infinity and -Infinity as literals.
+
+    Raises ``StoreError`` if it has none, as with a cycle, or a tuple as a key.
 
     >>> dumps({"kl": float("nan"), "top": (1, float("-inf"))})
     '{"kl":NaN,"top":[1,-Infinity]}'
@@ -55,7 +57,7 @@ def dumps(value: JSON) -> str:
 
 
 def loads(text: str) -> JSON:
-    """The value again. Raises ``ValueError`` on damage."""
+    """Return the value of JSON ``text`` that :func:`dumps` wrote. Raises ``ValueError`` if the text is damaged."""
     return _DECODER.decode(text) if type(text) is str else json.loads(text)
 
 
@@ -70,7 +72,10 @@ def plain(text: str) -> str:
 
 
 def whole(value: int) -> int:
-    """A Python integer of 64 bits. Raises ``TypeError`` (a float) and ``OverflowError``."""
+    """Return ``value`` as a Python integer, as a column of 64 bits can hold it; numpy integers are accepted.
+
+    Raises ``TypeError`` for a float and ``OverflowError`` for a number beyond 64 bits.
+    """
     number = index(value)  # numpy integers too
     if number not in _INT64:
         raise OverflowError(f"{number} does not fit in 64 bits")
@@ -78,20 +83,20 @@ def whole(value: int) -> int:
 
 
 class FieldTable(Generic[_T]):
-    """A table of records of one kind.
+    """Mapping between records of one dataclass and rows of one database table.
 
     Parameters
     ----------
     kind
-        The dataclass.
+        The dataclass of the records.
     name
         The table's name.
     columns
-        Columns that hold a field, in the order of the schema.
+        Names of the columns that hold a field, separated by spaces, in the order of the schema.
     elsewhere
-        Fields that lie elsewhere (the run's id is the name of a directory), or are made anew when they are read.
+        Names of fields that are stored elsewhere (the run's id is the name of a directory) or recomputed on reading.
     renamed
-        Column -> the field that it holds, where they are called otherwise.
+        Column -> name of the field that it holds, where the two differ.
     """
 
     def __init__(
@@ -115,23 +120,39 @@ class FieldTable(Generic[_T]):
         self._outside = tuple(name for name in codec.plan_of(kind).names if name not in self.held)
 
     def select(self, which: str = "", *first: str) -> str:
-        """SQL that reads the columns, after those named ``first``."""
+        """Return SQL that reads this table's columns, preceded by the columns named ``first``.
+
+        ``which``: the clauses after FROM, such as WHERE and ORDER BY.
+        """
         return f"SELECT {', '.join((*first, *self.columns))} FROM {self.name} {which}"  # noqa: S608  (our own names)
 
     def insert(self, mark: str, *first: str, doing: str = "INSERT", upon: str = "") -> str:
-        """SQL that writes a row, after the columns named ``first``; ``mark``: of a parameter, ``upon``: a conflict."""
+        """Return SQL that inserts a row of this table, preceded by the columns named ``first``.
+
+        ``mark``: the driver's placeholder of a parameter (``?`` or ``%s``). ``doing``: the verb, such as ``INSERT OR
+        REPLACE``. ``upon``: the text after ON CONFLICT; empty for none.
+        """
         columns = (*first, *self.columns)
         put = f"{doing} INTO {self.name} ({', '.join(columns)}) VALUES ({', '.join([mark] * len(columns))})"
         return f"{put} ON CONFLICT {upon}" if upon else put
 
     def upsert(self, mark: str, *first: str, key: str, kept: Collection[str] = ()) -> str:
-        """The same for a row that replaces the one of its ``key`` (a column, or several), save what is ``kept``."""
+        """Return SQL that inserts a row, or updates the row that has the same ``key``.
+
+        ``mark``: the driver's placeholder of a parameter. ``first``: columns to write before those of this table; an
+        update leaves them as they are. ``key``: a column, or several separated by ``", "``. ``kept``: columns that an
+        update does not change.
+        """
         changed = [column for column in self.columns if column not in (*key.split(", "), *kept)]
         values = ", ".join(f"{column} = excluded.{column}" for column in changed)
         return self.insert(mark, *first, upon=f"({key}) DO UPDATE SET {values}")
 
     def row(self, record: _T, text: Callable[[str], str] = plain) -> list[Any]:
-        """Values of the columns; ``text``: how text is made fit. Raises for what is no value of its field."""
+        """Return the values of the table's columns for ``record``, in the order of the columns.
+
+        ``text`` converts strings to strings that the database accepts. Raises ``TypeError``, ``ValueError`` or
+        ``OverflowError`` for a value that its column cannot hold.
+        """
         row = list(self._values(record))
         for place, write in self._writes.get(text) or self._writers(text):
             row[place] = write(row[place])
@@ -143,17 +164,17 @@ class FieldTable(Generic[_T]):
 
     @property
     def whole(self) -> bool:
-        """True where the columns hold every field of a record."""
+        """True if the columns hold every field of a record, so that none needs a JSON object."""
         return not self._outside and not self._moments
 
     def body(self, record: _T) -> dict[str, Any]:
-        """All fields that no column holds."""
+        """Return all fields of ``record`` that no column holds, by name, also those with their default value."""
         if type(record) is self.kind:
             return {name: getattr(record, name) for name in self._outside}
         return {name: value for name, value in codec.encoded(record).items() if name not in self.held}
 
     def rest(self, record: _T) -> Mapping[str, Any]:
-        """The fields that no column holds and that are not as they are by default."""
+        """Return the fields of ``record``, by name, that no column holds and that differ from their default value."""
         if not self._outside and not self._moments and type(record) is self.kind:
             return _NOTHING
         rest = codec.beyond(record, self.held)
@@ -164,21 +185,25 @@ class FieldTable(Generic[_T]):
         return rest
 
     def rest_text(self, record: _T) -> str:
-        """The same as JSON; empty where there is nothing, as nearly always."""
+        """Return the fields of :meth:`rest` as JSON text; empty if there are none, which is the usual case."""
         rest = self.rest(record)
         return dumps(rest) if rest else ""
 
     def merged(self, kept: str, record: _T) -> str:
-        """Return the JSON object that replaces ``kept``: fields that this version does not know stay."""
+        """Return the JSON text that replaces ``kept``, the stored JSON of an earlier version of ``record``.
+
+        Fields that this version of rlwatch does not know stay as they were. Empty if nothing is left.
+        """
         known = codec.plan_of(type(record)).known
         unknown = {name: value for name, value in loads(kept).items() if name not in known} if kept else {}
         body = {**unknown, **self.rest(record)}
         return dumps(body) if body else ""
 
     def record(self, row: Sequence[Any], rest: str | None = None, **known: Any) -> _T:
-        """Build the record from the columns of a row and its JSON object; ``known``: fields stored elsewhere.
+        """Build the record from the columns of a database ``row``.
 
-        Raises ``ValueError`` for a value that its field cannot have.
+        ``rest``: JSON text of the fields without a column; None or empty if there are none. ``known``: values of fields
+        that are stored elsewhere. Raises ``ValueError`` for a value that its field cannot have.
         """
         if rest:
             stored = codec.read(self.kind, loads(rest))
@@ -195,7 +220,9 @@ class FieldTable(Generic[_T]):
 
 
 def _maker(kind: type[_T], fields: Sequence[str], hints: Sequence[Any]) -> Callable[..., _T]:
-    """Return a maker of records of rows: one expression, as if it were written by hand for these columns."""
+    """Return a function that builds a record from a row: one expression, as if it were written by hand for these
+    columns.
+    """
     reads = [_reader(hint) for hint in hints]
     given = []
     for place, (name, hint, read) in enumerate(zip(fields, hints, reads, strict=True)):
@@ -212,7 +239,7 @@ def _maker(kind: type[_T], fields: Sequence[str], hints: Sequence[Any]) -> Calla
 
 
 def _writer(hint: Any, text: Callable[[str], str]) -> _Convert:
-    """Return what makes of a value of this type the one that lies in a column."""
+    """Return the function that converts a value of the type ``hint`` to the value of its column."""
     if get_origin(hint) in (Union, UnionType):
         inner = next(one for one in get_args(hint) if one is not NoneType)
         write, missing = _writer(inner, text), "" if isinstance(inner, type) and issubclass(inner, Enum) else None
@@ -226,7 +253,7 @@ def _writer(hint: Any, text: Callable[[str], str]) -> _Convert:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any] | None:
-    """Return what makes a value of this type of the one that lies in a column; None where they are the same."""
+    """Return the function that converts a column's value to the type ``hint``; None where the two are the same."""
     of = get_origin(hint)
     if of in (Union, UnionType):
         inner = next(one for one in get_args(hint) if one is not NoneType)

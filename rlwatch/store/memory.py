@@ -1,4 +1,5 @@
-"""Runs in this process only, for tests and trials: ``memory://name``. The same tables, kept in memory.
+"""Keep runs in the memory of this process only, for tests and trials: ``memory://name``. The tables are those of SQLite
+files.
 
 A name means one set of runs for the whole process, however often it is opened, until :func:`forget`.
 """
@@ -38,7 +39,7 @@ class _Run:
 
 @dataclass
 class _Place:
-    """All runs of one name; ``lock`` is held during every use of a connection."""
+    """All runs of one store name; ``lock`` is held during every use of a connection."""
 
     runs: dict[str, _Run] = field(default_factory=dict)
     lock: RLock = field(default_factory=RLock)
@@ -50,13 +51,16 @@ _places_lock = RLock()
 
 
 def forget(name: str) -> None:
-    """Drop all runs of ``memory://name``; stores already open keep theirs."""
+    """Drop all runs of ``memory://name``, so that the next store of this name is empty; open stores keep their runs."""
     with _places_lock:
         _places.pop(name, None)
 
 
 class MemoryStore(RunTables, ControlTables, CurationTables):
-    """The runs of ``memory://name``."""
+    """The store ``memory://name``: runs in the memory of this process, shared by all stores of the same name.
+
+    ``clock``: source of creation times; the machine's clock by default.
+    """
 
     def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
         self.url = f"memory://{name}"
@@ -65,7 +69,11 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
             self._place = _places.setdefault(name, _Place())
 
     def open_run(self, run: RunInfo) -> RunWriter:
-        """Create the run, or begin its next attempt."""
+        """Create the run, or begin its next attempt if it exists, and return its writer.
+
+        Raises ``RunLockedError`` if the run has an open writer in this process, and ``StoreError`` for an invalid run
+        id.
+        """
         check_run_id(run.run_id)
         with self._place.lock, explained(self.url):
             held = self._place.runs.get(run.run_id)
@@ -84,17 +92,23 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
             return _MemoryWriter(held, begun, self._place.lock)
 
     def amend_run(self, run_id: str) -> RunWriter | None:  # noqa: ARG002  (no other process, none that died)
-        """Return None: the runs end with this process, so no other process has left one unfinished."""
+        """Return None: the runs end with this process, so no dead process has left one unfinished."""
         return None
 
     def branch(
         self, run_id: str, attempt: int, before_step: int, *, after_seq: int = 0
     ) -> Iterator[StepRecord | Event]:
-        """Iterate over a branch that was read at once: the lock is not held between two items."""
+        """Iterate over the earlier records and events that ``attempt`` continues from ``before_step`` on.
+
+        All of them are read at the first call, because the lock is not held between two items.
+        """
         return iter(list(super().branch(run_id, attempt, before_step, after_seq=after_seq)))
 
     def purge(self, run_id: str, *, by: str, now: float) -> Purge:
-        """Forget the run, and note who did it."""
+        """Remove the deleted run for good and return a note of who did it and when (``now``, Unix seconds).
+
+        Raises ``StoreError`` unless the run is deleted, and ``RunLockedError`` while it has a writer.
+        """
         with self._place.lock, explained(self.url):
             if self._existing(run_id).writer is not None:
                 raise RunLockedError(f"run {run_id!r} of {self.url} has a writer in this process: close it first")
@@ -109,10 +123,10 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
             return () if db is None else read_edits(db, run_id)
 
     def news(self, topic: Topic, run_id: str | None = None) -> None:
-        """Return None: no other process writes this store."""
+        """Return None: no other process writes this store, so that there is nothing to wait for."""
 
     def close(self) -> None:
-        """The runs stay: another ``open_store`` of this name finds them."""
+        """Do nothing: the runs stay, and another ``open_store`` of this name finds them."""
 
     def _run_ids(self) -> list[str]:
         with self._place.lock:
@@ -120,7 +134,10 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
 
     @contextmanager
     def snapshot(self, run_id: str) -> Iterator[sqlite3.Connection]:
-        """The run's tables, locked while they are read."""
+        """Give a connection to the run's tables, which stay locked until the block is left.
+
+        Raises ``RunNotFoundError``.
+        """
         with self._place.lock, explained(self.url):
             yield self._existing(run_id).tables
 
@@ -168,7 +185,7 @@ class _MemoryWriter(Appender):
         held.writer = self
 
     def close(self) -> None:
-        """Let the run go; idempotent."""
+        """Release the run, so that its next attempt can be opened; idempotent."""
         super().close()
         if self._held.writer is self:
             self._held.writer = None

@@ -1,4 +1,4 @@
-"""Thin a series that was read whole, for stores that keep no extremes of their rows."""
+"""Thin a metric's series that was read whole, for stores that keep no precomputed extremes of their rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 LEAST = 64
-"""Rows that make up a place of a chart; fewer are not thinned."""
+"""Fewest rows that are summarised by one point of a chart; a series with fewer rows a point is not thinned."""
 
 
 def bounds_of(spans: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """Attempt -> the step from which a later one ran again, out of the ``spans`` of a run; empty where none did.
+    """Return, for each attempt but the last, the step from which later attempts may have replaced its rows.
+
+    ``spans``: for each attempt (one process of a resumed run) its lowest and its highest recorded step. The bound of an
+    attempt is the lowest step of any later one. Empty if the run was never resumed.
 
     >>> bounds_of({1: (0, 9), 2: (5, 20), 3: (4, 30)})
     {1: 4, 2: 4}
@@ -25,7 +28,13 @@ def bounds_of(spans: Mapping[int, tuple[int, int]]) -> dict[int, int]:
 
 
 def thinned(one: Series, points: int, bounds: Mapping[int, int]) -> Series:
-    """Thin a series for ``RunReader.series``: keep the extremes of each stretch of rows, replaced rows apart."""
+    """Return ``one`` series with only the extremes of each stretch of rows, for a chart that is ``points`` wide.
+
+    The series is returned as it is if it has fewer than ``LEAST`` rows for each two points. ``bounds``: for each
+    resumed attempt the step from which later attempts replaced its rows (see :func:`bounds_of`). Rows that still count
+    and rows that were replaced are thinned separately. Each stretch keeps its smallest and largest finite value and its
+    first NaN, +Inf and -Inf.
+    """
     import numpy as np
 
     width = 2 * len(one.values) // max(1, points)
@@ -40,7 +49,9 @@ def thinned(one: Series, points: int, bounds: Mapping[int, int]) -> Series:
 
 
 def _standing_out(values: np.ndarray, places: np.ndarray, width: int) -> np.ndarray:
-    """Return the ``places`` that are kept: all of the last stretch, which may go on."""
+    """Return which of the row numbers ``places`` are kept: extremes of each ``width`` rows, and all of the last
+    stretch.
+    """
     import numpy as np
 
     whole = max(0, len(places) - 1) // width * width

@@ -1,7 +1,7 @@
 """Copy runs from one store to another with the methods that every store has, and compare the two afterwards.
 
-A partial copy is continued: rows from the last number, batches and findings from how many there are, the rest
-by id. Checkpoints of the judge are not copied; the next process that judges the run makes them again.
+A partial copy is continued. Rows are copied from the last number on, batches and findings by their count, everything
+else by id. Checkpoints of the analysis are not copied; the next process that analyses the run makes them again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,22 @@ from rlwatch.records import (
 )
 
 AT_ONCE = 1000
-"""Rows of a write."""
+"""Rows of one write."""
 _FAR = 1 << 62
 _MADE_ANEW = ("heartbeat_at", "curation", "stage", "stage_since")
-"""Fields of a run that a copy may have otherwise: a resume moves the first; edits are compared by themselves."""
+"""Fields of a run in which a copy may differ: a resume changes the heartbeat and the stage; edits are compared
+separately.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Rows that were written now, number of things by kind in the copy, and kinds in which it is not the same."""
+    """Result of copying one run to another store.
+
+    ``written``: number of rows that this call wrote. ``counts``: number of items in the copy by kind (rows, findings,
+    alerts...). ``digest``: SHA-256 of the contents of the copy. ``differs``: the kinds in which copy and source are not
+    equal; empty if the copy is exact.
+    """
 
     run_id: str
     written: int
@@ -48,10 +55,13 @@ class Copied:
 
 
 def copy_run(source: Store, target: Store, run_id: str, seen: Callable[[int], None] = lambda _: None) -> Copied:
-    """Copy a run; ``seen`` is called with the number of rows read so far. May be repeated, and continued.
+    """Copy a run from the store ``source`` to the store ``target`` and compare the two.
 
-    Raises ``StoreError`` if the target has another run of that id, or one that is ahead, and ``RunLockedError``
-    while a process writes it there. The source may be written meanwhile: later rows are left for the next call.
+    A call may be repeated, and it continues a partial copy. ``seen`` is called with the number (``seq``) of the last
+    row that was written so far. The source may be written meanwhile: later rows are left for the next call.
+
+    Raises ``StoreError`` if the target has another run of this id, or one that is ahead of the source, and
+    ``RunLockedError`` while a process writes the run in the target.
     """
     whole = _Trail(source, run_id)
     written = _stream(whole, target, seen)
@@ -60,7 +70,9 @@ def copy_run(source: Store, target: Store, run_id: str, seen: Callable[[int], No
 
 
 def copy_shared(source: Store, target: Store) -> None:
-    """Copy what belongs to no run: silences, and the audit of acts that are about none."""
+    """Copy the data that belong to no run from ``source`` to ``target``: silences, and audit entries that concern no
+    run.
+    """
     for silence in source.silences():
         target.put_silence(silence)
     for entry in source.audit():
@@ -69,7 +81,7 @@ def copy_shared(source: Store, target: Store) -> None:
 
 
 class _Trail:
-    """The stream of a run, to be written again attempt by attempt."""
+    """The rows of a run in the source, prepared to be written again attempt by attempt."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         shown = store.run(run_id)
@@ -84,14 +96,16 @@ class _Trail:
         self.judged, self.last_seq = store.judged(run_id)
 
     def legs(self) -> Iterator[tuple[int, RunInfo, int]]:
-        """Attempt, as what it began, and the last number before the next."""
+        """Iterate over the run's attempts: number, the run as that attempt began it, and the attempt's last row
+        number.
+        """
         starts = [*((a, self.store.first_seq(self.run.run_id, a)) for a in self.configs), (0, self.last_seq + 1)]
         for (attempt, _), (_, after) in pairwise(starts):
             config = self.configs[attempt]
             yield attempt, replace(self.run, attempt=attempt, config=config, state=RunState.RUNNING), after - 1
 
     def items(self, after: int, upto: int) -> Iterator[list[StepRecord | Event]]:
-        """Rows in between, in pages."""
+        """Iterate over the rows with numbers above ``after`` up to ``upto``, in pages."""
         while after < upto:
             page = self.store.stream(self.run.run_id, after_seq=after, limit=AT_ONCE)
             page = [item for item in page if item.seq <= upto]
@@ -102,7 +116,7 @@ class _Trail:
 
 
 def _stream(trail: _Trail, target: Store, seen: Callable[[int], None]) -> int:
-    """Write what is missing of rows, findings, forecasts and batches; how many rows."""
+    """Write the rows, findings, forecasts and batches that the target lacks; return the number of rows written."""
     run_id, written = trail.run.run_id, 0
     had, known = _known(trail, target)
     writer: RunWriter | None = None
@@ -201,9 +215,10 @@ def _compared(source: Store, target: Store, run_id: str, written: int) -> Copied
 
 
 def contents(store: Store, run_id: str, upto: int = _FAR) -> dict[str, tuple[int, str]]:
-    """Kind of thing -> how many a store holds of the run, and a digest of them, the same wherever they lie.
+    """Return kind of item -> (number of items, SHA-256 of the items) for all that ``store`` holds of the run.
 
-    ``upto``: leave out rows with higher numbers.
+    The digests do not depend on the kind of store, so that two copies of a run can be compared. Rows with numbers above
+    ``upto`` are left out.
     """
     run = store.run(run_id)
     shown = tuple(getattr(run, field.name) for field in fields(run) if field.name not in _MADE_ANEW)
@@ -249,7 +264,7 @@ def _digested(things: Iterable[object]) -> tuple[int, str]:
 
 
 def _bytes(value: Any) -> bytes:
-    """Return one text of bytes for one value, bit by bit for numbers: all NaN are equal, and -0.0 is not 0.0."""
+    """Return bytes that are equal for equal values, bit by bit for numbers: all NaN are equal, and -0.0 is not 0.0."""
     if isinstance(value, Enum):
         return _bytes(value.value)
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""From a URL to a store.
+"""Open the store that a URL names.
 
 =====================  ==========================================================
 ``./rlwatch-runs``     a directory, one sub-directory per run (SQLite)
@@ -28,26 +28,35 @@ from rlwatch.trust import FILE_NAME, why_not_obeyed
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?(.*)", re.DOTALL)
 DOOR = "rlwatch.stores"
 SHARED_VARIABLE = "RLWATCH_SHARED_STORE"
-"""Set, and not 0: a directory is taken to be on a network file system, also where that cannot be seen."""
+"""Environment variable that, if set and not 0, makes a store directory count as a network file system, even where that
+cannot be detected.
+"""
 OWN = ("sqlite", "memory", "postgresql", "postgres")
-"""Schemes that no plugin can have."""
+"""URL schemes of rlwatch's own stores, which no plugin can claim."""
 _FORMS = "a directory, sqlite:///absolute/path, postgresql://user@host/database or memory://name"
 
 
 def default_store_url() -> str:
-    """``RLWATCH_STORE`` if set and not empty, else ``[store] url`` of ``./rlwatch.toml``, else ``./rlwatch-runs``."""
+    """Return the URL of the store that is used if none is given.
+
+    It is ``RLWATCH_STORE`` if set and not empty, else ``url`` in the section ``[store]`` of ``./rlwatch.toml``, else
+    ``./rlwatch-runs``.
+    """
     return os.environ.get("RLWATCH_STORE") or _of_file(Path(FILE_NAME)) or "./rlwatch-runs"
 
 
 def absolute_url(url: str | None) -> str:
-    """Return ``url`` (None: :func:`default_store_url`) in a form that is valid in another directory."""
+    """Return the store's ``url`` in a form that stays valid after a change of the working directory.
+
+    A path becomes absolute; a URL with a scheme is returned as it is. None means :func:`default_store_url`.
+    """
     text = url or default_store_url()
     match = _SCHEME.fullmatch(text)
     return text if match else os.path.abspath(Path(text).expanduser())  # noqa: PTH100  (``..`` as the shell has it)
 
 
 def _of_file(file: Path) -> str:
-    """Return the store's URL from the settings file; errors of the file are reported where the rest of it is read.
+    """Return the store's URL from the settings file, or "" if it names none. Errors of the file are reported elsewhere.
 
     A file that does not belong to the user may only name a local store, so that it cannot send the runs elsewhere.
     """
@@ -65,23 +74,25 @@ def _of_file(file: Path) -> str:
 def open_store(
     url: str | os.PathLike[str] | None = None, *, control_timeout_s: float = 2.0, clock: Clock | None = None
 ) -> Store:
-    """The store at ``url`` (None: :func:`default_store_url`). Touches nothing yet.
+    """Return the store at ``url`` without reading or creating anything yet.
 
     Parameters
     ----------
     url
-        A directory, ``sqlite:///absolute/path``, ``postgresql://user@host/database``, ``memory://name``, or what a
-        plugin of that scheme takes.
+        A directory, ``sqlite:///absolute/path``, ``postgresql://user@host/database``, ``memory://name``, or a URL whose
+        scheme a plugin provides. None: :func:`default_store_url`.
     control_timeout_s
-        Seconds that commands, alerts and outbox wait for another process before ``StoreBusyError``; a trainer
-        passes 0 and asks again later.
+        Seconds that calls about commands, alerts and outgoing messages wait for another process before they raise
+        ``StoreBusyError``; a trainer passes 0 and asks again later.
     clock
-        Where creation times come from; the machine's by default.
+        Source of creation times; the machine's clock by default.
 
     Raises
     ------
     StoreURLError
-        For anything else; the message never repeats what follows the scheme, which may hold a password.
+        If no store has such a URL. The message never repeats what follows the scheme, which may hold a password.
+    StoreError
+        If the directory cannot be accessed, or a plugin's store cannot be opened.
     """
     text = os.fspath(url) if url is not None else default_store_url()
     match = _SCHEME.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Acts and words of people as rows (silences, the audit, answers to forecasts), and a store's part that has them."""
+"""Store what people add to runs (silences, audit entries, answers to forecasts), as rows and as a part of a store."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from rlwatch.store.sqlite.schema import transaction
 
 
 def put_silence(db: sqlite3.Connection, silence: Silence) -> None:
-    """Insert or replace."""
+    """Insert the silence, or replace the stored one with the same id. ``db``: the store's ``alerts.db``."""
     with transaction(db):
         db.execute(SILENCE.upsert("?", key="silence_id"), SILENCE.row(silence))
         merge_extra(db, SILENCE, {silence.silence_id: silence})
 
 
 def read_silences(db: sqlite3.Connection) -> list[Silence]:
-    """All, oldest first."""
+    """Return all silences in the store's ``alerts.db``, oldest first, including expired ones."""
     return read_table(db, SILENCE, "ORDER BY id")
 
 
 def put_entry(db: sqlite3.Connection, entry: AuditEntry) -> None:
-    """Insert, unless its id is there."""
+    """Insert the audit entry into the store's ``alerts.db``, unless an entry with the same id is stored."""
     with transaction(db):
         if db.execute(AUDIT.insert("?", upon="DO NOTHING"), AUDIT.row(entry)).rowcount > 0:
             merge_extra(db, AUDIT, {entry.entry_id: entry})
 
 
 def read_audit(db: sqlite3.Connection, run_id: str | None) -> list[AuditEntry]:
-    """All, or those about one run; oldest first."""
+    """Return the audit entries in the store's ``alerts.db``, oldest first: all, or those about one run."""
     return read_table(db, AUDIT, "WHERE ?1 IS NULL OR run = ?1 ORDER BY id", (run_id,))
 
 
@@ -47,14 +47,16 @@ def read_audit(db: sqlite3.Connection, run_id: str | None) -> list[AuditEntry]:
 
 
 def put_answer(db: sqlite3.Connection, answer: ForecastAnswer) -> None:
-    """Insert or replace."""
+    """Insert a user's answer to a forecast, or replace the one about the same attempt and step. ``db``:
+    ``control.db``.
+    """
     with transaction(db):
         db.execute(ANSWER.insert("?", doing="INSERT OR REPLACE"), ANSWER.row(answer))
         merge_extra(db, ANSWER, {_place(ANSWER.row(answer)): answer})
 
 
 def read_answers(db: sqlite3.Connection, run_id: str) -> list[ForecastAnswer]:
-    """Answers about the run, by attempt and step."""
+    """Return users' answers to the run's forecasts, ordered by attempt and step. ``db``: the run's ``control.db``."""
     return read_table(db, ANSWER, "ORDER BY attempt, step", key=_place, run_id=run_id)
 
 
@@ -67,17 +69,20 @@ _T = TypeVar("_T")
 
 
 class PeopleTables(ABC):
-    """Silences, the audit, answers (``AlertStore`` in part, ``AnswerStore``), over hooks: where the tables are."""
+    """Part of a store that holds silences, the audit and answers to forecasts.
+
+    It implements ``AnswerStore`` and a part of ``AlertStore``. Subclasses provide access to the tables.
+    """
 
     _clock: Clock
 
     @abstractmethod
     def run(self, run_id: str) -> RunInfo:
-        """One run, as people edited it."""
+        """Return one run, with people's edits of its name and tags applied. Raises ``RunNotFoundError``."""
 
     @abstractmethod
     def _controlled(self) -> list[str]:
-        """Run ids that have control tables."""
+        """Return the ids of the runs that have control tables."""
 
     @abstractmethod
     def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
@@ -96,32 +101,32 @@ class PeopleTables(ABC):
         """Open the tables of the whole store, created if need be."""
 
     def put_silence(self, silence: Silence) -> None:
-        """Insert or replace by id."""
+        """Store the silence, which mutes alerts of the whole store, in place of an earlier one with the same id."""
         with self._made_store_wide() as db:
             put_silence(db, silence)
 
     def silences(self) -> list[Silence]:
-        """All silences, oldest first."""
+        """Return all silences of the store, oldest first, including expired ones."""
         with self._store_wide() as db:
             return [] if db is None else read_silences(db)
 
     def put_entry(self, entry: AuditEntry) -> None:
-        """Add it, unless its id is known."""
+        """Add the entry to the store's audit, unless an entry with the same id is there."""
         with self._made_store_wide() as db:
             put_entry(db, entry)
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
-        """Return people's actions and annotations (of one run, or of all), oldest first."""
+        """Return people's actions and annotations (about one run, or about all), oldest first."""
         with self._store_wide() as db:
             return [] if db is None else read_audit(db, run_id)
 
     def answer_forecast(self, answer: ForecastAnswer) -> None:
-        """Keep it, in place of an earlier one about the same attempt and step."""
+        """Store a user's answer to a forecast, in place of an earlier one about the same attempt and step."""
         with self._made_control(answer.run_id) as db:
             put_answer(db, answer)
 
     def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
-        """Answers about one run, or about all that can be read."""
+        """Return users' answers to forecasts of one run, or of all runs that can be read."""
         return self._gathered(run_id, read_answers)
 
     def _gathered(self, run_id: str | None, rows: Callable[[sqlite3.Connection, str], list[_T]]) -> list[_T]:

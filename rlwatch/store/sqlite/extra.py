@@ -1,7 +1,9 @@
-"""Fields that have no column, in a table of their own: it is made where the first of them is written.
+"""Store the fields of records that have no column, in a table ``extra`` that is created when the first of them is
+written.
 
-So a record may get a field without a new format of the file: an older rlwatch reads and writes it as before, and what
-it does not know stays. Rows by table and key of the record; body: a JSON object.
+A record may thus get a new field without a new format of the file: an older rlwatch reads and writes the file as
+before, and leaves the unknown fields in place. Rows are keyed by table and key of the record; ``body`` is a JSON
+object.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ from rlwatch.store.fields import FieldTable
 
 Key = int | str
 Extra = Mapping[Key, str]
-"""Key of a record -> JSON of its fields that have no column."""
+"""Key of a record -> JSON text of its fields that have no column."""
 _T = TypeVar("_T")
 _MADE = """CREATE TABLE IF NOT EXISTS extra (
     kind TEXT NOT NULL, key NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"""
 
 
 def make_extra(db: sqlite3.Connection) -> None:
-    """Make the table, in the caller's transaction."""
+    """Create the table ``extra`` if it is missing, in the caller's transaction."""
     db.execute(_MADE)
 
 
 def keeps_extra(db: sqlite3.Connection) -> bool:
-    """Return True if any such field was ever stored."""
+    """Return True if the file has the table ``extra``, that is, if a field without a column was ever stored."""
     try:
         db.execute("SELECT 1 FROM extra LIMIT 0")
     except sqlite3.OperationalError as error:  # cheaper than to look through the schema, which every list of runs would
@@ -38,7 +40,11 @@ def keeps_extra(db: sqlite3.Connection) -> bool:
 
 
 def put_extra(db: sqlite3.Connection, rows: Iterable[tuple[str, Key, str]]) -> None:
-    """Store rows of table, key and JSON, in the caller's transaction; no table is made if there are no rows."""
+    """Store fields that have no column, in the caller's transaction; without rows the table ``extra`` is not created.
+
+    ``rows``: name of the record's table, key of the record, and JSON text of the fields. An earlier entry of the same
+    table and key is replaced.
+    """
     kept = list(rows)
     if kept:
         make_extra(db)
@@ -46,7 +52,11 @@ def put_extra(db: sqlite3.Connection, rows: Iterable[tuple[str, Key, str]]) -> N
 
 
 def merge_extra(db: sqlite3.Connection, table: FieldTable[_T], records: Mapping[Key, _T]) -> None:
-    """Keep what ``records`` have no columns for; fields that we do not know stay as they were under their keys."""
+    """Store the fields of ``records`` that have no column, in the caller's transaction.
+
+    ``records``: key -> record of ``table``. Fields that this version of rlwatch does not know stay as stored under
+    their keys.
+    """
     if not keeps_extra(db):
         put_extra(db, ((table.name, key, rest) for key, one in records.items() if (rest := table.rest_text(one))))
         return
@@ -67,7 +77,12 @@ def read_table(
     key: Callable[[Sequence[Any]], Key] = itemgetter(0),
     **known: Any,
 ) -> list[_T]:
-    """Records of the table, ``which`` of them and in which order; ``known``: fields that lie elsewhere."""
+    """Return the records of a table, with the fields that have no column.
+
+    ``which``: SQL clauses after FROM (WHERE, ORDER BY), with parameters ``values``. ``key`` returns the record's key in
+    the table ``extra``, given a row; by default its first column. ``known``: values of fields that are stored
+    elsewhere, such as the run's id.
+    """
     rows = db.execute(table.select(which), values).fetchall()
     extra = extra_of(db, table) if rows else {}
     if not extra:
@@ -76,7 +91,10 @@ def read_table(
 
 
 def extra_of(db: sqlite3.Connection, table: FieldTable[Any], after: int | None = None) -> Extra:
-    """All that is kept of the table, or (``after``) of keys above it; nothing in nearly every file."""
+    """Return all stored fields of the table's records that have no column, by key of the record.
+
+    ``after``: only keys above this number. Nearly every file has none.
+    """
     if not keeps_extra(db):
         return {}
     return dict(

@@ -1,4 +1,4 @@
-"""Commands of a run on a network file system, through files of the nodes: ``CommandStore``."""
+"""Store commands of a run on a network file system, where each node has a file of its own: ``CommandStore``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from rlwatch.store.sqlite.nodefiles import NodeFiles, gathered, records_of, word
 
 
 class FileCommands(ABC):
-    """Commands that each node keeps in its own file. Only the run's trainer claims and settles, so that it decides.
+    """Commands to a trainer that each node keeps in its own file. Only the run's trainer claims and settles commands.
 
     A command that is cancelled before it was claimed is ``cancelling`` until the trainer reports it as cancelled.
     """
 
     @abstractmethod
     def _said(self, run_id: str) -> NodeFiles:
-        """Return the files about a run that exists. Raises ``RunNotFoundError``."""
+        """Return the files of all nodes about a run. Raises ``RunNotFoundError``."""
 
     def submit(self, command: Command) -> Command:
-        """Keep it, or return the one that already has this id or idempotency key."""
+        """Store the command in this node's file; return it, or the stored one that has the same id or idempotency key.
+
+        Raises ``RunNotFoundError``.
+        """
         files = self._said(command.run_id)
         with files.change() as mine:
             for known in self.commands(command.run_id):
@@ -34,7 +37,10 @@ class FileCommands(ABC):
         return command
 
     def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
-        """Commands of a run, oldest first; of two nodes' with one idempotency key the older."""
+        """Return the commands to a run from all nodes, oldest first; if ``status`` is given, only those in that status.
+
+        Of two commands with the same idempotency key only the older counts.
+        """
         nodes = self._said(run_id).all()
         asked = records_of(gathered(nodes, "commands"), Command)
         answers: dict[str, dict[str, Any]] = {}
@@ -51,7 +57,11 @@ class FileCommands(ABC):
         return [command for command in found if status in (None, command.status)]
 
     def claim(self, run_id: str, now: float) -> list[Command]:
-        """Answer what is overdue or was cancelled, claim the rest and return it."""
+        """Claim the commands that wait for the run's trainer and return them.
+
+        Commands that expired before ``now`` (Unix seconds) and commands that were cancelled are settled as such and not
+        returned.
+        """
         waiting = [command for command in self.commands(run_id) if command.status.open and command.claimed_at is None]
         if not waiting:
             return []
@@ -71,7 +81,12 @@ class FileCommands(ABC):
     def settle(
         self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
     ) -> Command:
-        """Answer a claimed command; the first answer stays."""
+        """Settle a claimed command: store its final ``status``, the ``step`` at which it was done and its ``result``.
+
+        Returns the command as stored; if it was already settled, the first answer stays. Raises ``StoreError`` if
+        ``status`` is not final, if the command was never claimed, or if there is no such command. ``now``: Unix
+        seconds.
+        """
         if status.open:
             answers = ", ".join(each.value for each in CommandStatus if not each.open)
             raise StoreError(f"a command is settled as one of {answers}, not as {status.value!r}")
@@ -86,7 +101,12 @@ class FileCommands(ABC):
         return settled
 
     def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
-        """Ask the trainer to let it go; it answers at its next look. What was answered before stays so."""
+        """Request that the run's trainer drops the command; the trainer answers at its next poll. Returns the command
+        as it is now.
+
+        A command that is already settled stays as it is. ``now``: Unix seconds. ``result``: the reason, for the
+        command's log. Raises ``StoreError`` if there is no such command.
+        """
         with self._said(run_id).change() as mine:
             command = self._known(run_id, command_id)
             if not command.status.open:
@@ -102,7 +122,9 @@ class FileCommands(ABC):
 
 
 def _later(answer: dict[str, Any], known: dict[str, Any] | None) -> bool:
-    """Return True if ``answer`` replaces ``known``, of an earlier trainer's node: an end counts before a claim."""
+    """Return True if ``answer`` replaces ``known``, the answer of an earlier trainer's node: settled precedes
+    claimed.
+    """
     if known is None or known.get("finished_at") is None:
         return True
     return answer.get("finished_at") is not None and answer["finished_at"] < known["finished_at"]

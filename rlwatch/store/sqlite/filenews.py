@@ -1,4 +1,6 @@
-"""Hear of what others write into files: by their time stamps; nothing is opened while they stay as they were."""
+"""Notice what other processes write into the files of runs, by the files' time stamps; unchanged files are not
+opened.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from rlwatch.store.sqlite.nodefiles import DIRECTORY
 from rlwatch.store.sqlite.run_index import Stamp, stamp_of
 
 OFTEN_S, SELDOM_S, LIVELY_S = 0.5, 5.0, 60.0
-"""Seconds between two looks at the files of a run that changed within ``LIVELY_S``, and at those of another."""
+"""Seconds between two checks of a run whose files changed within the last ``LIVELY_S`` seconds, and of any other
+run.
+"""
 
 _ROWS, _WORDS = ("run.db", "run.db-wal"), ("control.db", DIRECTORY)
 _GROWN = " UNION ALL ".join(
@@ -25,9 +29,11 @@ _GROWN = " UNION ALL ".join(
 
 
 class FileNews:
-    """News of the runs under ``root``, of one or of all, for those who show them; see :class:`rlwatch.ports.News`.
+    """Notifications of changes to runs in a directory, for pages that show them; implements
+    :class:`rlwatch.ports.News`.
 
-    ``snapshot`` opens a run. That its writer lives, which is written every few seconds, is no news.
+    ``root``: the store's directory. ``run_id``: the run to watch; None for all runs. ``snapshot`` opens a run's tables
+    for reading. A heartbeat, which a live writer stores every few seconds, does not count as a change.
     """
 
     deaf = False
@@ -45,11 +51,14 @@ class FileNews:
         self._changed()
 
     def arrived(self, timeout_s: float = 0.0) -> bool:
-        """Wait for the next, at most so long; True if there was one."""
+        """Wait up to ``timeout_s`` seconds for the next change; return True if there was one."""
         return bool(self.heard(timeout_s))
 
     def heard(self, timeout_s: float = 0.0) -> frozenset[str]:
-        """Wait for the next, at most so long; the runs it is about, ``""`` for all."""
+        """Wait up to ``timeout_s`` seconds for the next change; return the ids of the runs that changed.
+
+        The id ``""`` means changes that concern the whole store, such as silences. Empty if nothing changed.
+        """
         until = time.monotonic() + timeout_s
         while True:
             changed, left = self._changed(), until - time.monotonic()
@@ -57,7 +66,7 @@ class FileNews:
                 return changed
 
     def close(self) -> None:
-        """Release all waiting callers; idempotent."""
+        """Release all callers that wait for a change; idempotent."""
         self._closing.set()
 
     def _changed(self) -> frozenset[str]:

@@ -1,7 +1,8 @@
-"""Connections that no other thread is inside of while this process forks.
+"""Open SQLite connections that are safe with ``fork``: no other thread is inside SQLite when this process forks.
 
-A fork copies the locks of SQLite as they are at that moment. One that another thread holds, to take memory for a row,
-is never given back in the child. Whatever uses SQLite there waits for ever, such as a cache in a data loader's worker.
+A fork copies SQLite's locks as they are at that moment. A lock that another thread holds, to allocate memory for a row,
+is never released in the child. Whatever uses SQLite there, such as a cache in a data loader's worker, would wait for
+ever.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from types import TracebackType
 from typing import Any, Self
 
 PATIENCE_S = 0.25
-"""Longest a fork waits for a thread to come out of SQLite, in seconds. A disk that hangs must not hold it up."""
+"""Longest time that a fork waits for threads to leave SQLite, in seconds. A disk that hangs must not block it."""
 _LOOK_S = 0.0002
 
 
 class _Gate:
-    """Open to every thread at once, but while one forks. A thread pays for two entries in a dictionary."""
+    """A gate that any number of threads may pass, except while one forks. Each pass costs two entries in a
+    dictionary.
+    """
 
     def __init__(self) -> None:
         self._inside: dict[int, int] = {}
@@ -51,7 +54,7 @@ class _Gate:
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Before a fork: wait until all threads inside have left, and let none enter."""
+        """Before a fork: keep threads from entering, and wait until those inside have left."""
         me = threading.get_ident()
         self._forking[me] = None
         end = time.monotonic() + PATIENCE_S
@@ -59,11 +62,11 @@ class _Gate:
             time.sleep(_LOOK_S)
 
     def open(self) -> None:
-        """Called after it, in the parent."""
+        """After the fork, in the parent: let threads enter again."""
         self._forking.pop(threading.get_ident(), None)
 
     def reset(self) -> None:
-        """Called in the child, which has one thread."""
+        """After the fork, in the child, which has one thread: forget the parent's threads."""
         self._inside.clear()
         self._forking.clear()
 
@@ -73,35 +76,35 @@ os.register_at_fork(before=_gate.close, after_in_parent=_gate.open, after_in_chi
 
 
 class Cursor(sqlite3.Cursor):
-    """A cursor that keeps a fork waiting while it is inside SQLite."""
+    """A ``sqlite3.Cursor`` whose calls delay a concurrent ``fork`` until they have returned."""
 
     def execute(self, *args: Any) -> Self:
-        """See ``sqlite3``."""
+        """Run one SQL statement as ``sqlite3.Cursor.execute`` does, with forks held back meanwhile."""
         with _gate:
             return super().execute(*args)
 
     def executemany(self, *args: Any) -> Self:
-        """See ``sqlite3``."""
+        """Run one SQL statement for each set of parameters as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             return super().executemany(*args)
 
     def executescript(self, *args: Any) -> Self:
-        """See ``sqlite3``."""
+        """Run several SQL statements as ``sqlite3.Cursor.executescript`` does, with forks held back meanwhile."""
         with _gate:
             return super().executescript(*args)  # type: ignore[return-value]
 
     def fetchone(self) -> Any:
-        """See ``sqlite3``."""
+        """Return the next row of the result or None, as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             return super().fetchone()
 
     def fetchmany(self, *args: Any) -> list[Any]:
-        """See ``sqlite3``."""
+        """Return the next rows of the result, as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             return super().fetchmany(*args)
 
     def fetchall(self) -> list[Any]:
-        """See ``sqlite3``."""
+        """Return all rows left of the result, as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             return super().fetchall()
 
@@ -110,55 +113,55 @@ class Cursor(sqlite3.Cursor):
             return super().__next__()
 
     def close(self) -> None:
-        """See ``sqlite3``."""
+        """Close the cursor as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             super().close()
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose cursors keep a fork waiting while they are inside SQLite."""
+    """A ``sqlite3.Connection`` that, like its cursors, delays a concurrent ``fork`` while a call is inside SQLite."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with _gate:
             super().__init__(*args, **kwargs)
 
     def cursor(self, factory: Any = Cursor) -> Any:
-        """See ``sqlite3``."""
+        """Return a cursor of the class ``factory``, by default one whose calls hold forks back."""
         return super().cursor(factory)
 
     def execute(self, *args: Any) -> Any:  # which by itself makes a plain cursor, as do the next two
-        """See ``sqlite3``."""
+        """Run one SQL statement in a new fork-safe cursor, and return the cursor."""
         return self.cursor().execute(*args)
 
     def executemany(self, *args: Any) -> Any:
-        """See ``sqlite3``."""
+        """Run one SQL statement for each set of parameters in a new fork-safe cursor, and return the cursor."""
         return self.cursor().executemany(*args)
 
     def executescript(self, *args: Any) -> Any:
-        """See ``sqlite3``."""
+        """Run several SQL statements in a new fork-safe cursor, and return the cursor."""
         return self.cursor().executescript(*args)
 
     def commit(self) -> None:
-        """See ``sqlite3``."""
+        """Commit the open transaction as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             super().commit()
 
     def rollback(self) -> None:
-        """See ``sqlite3``."""
+        """Roll the open transaction back as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             super().rollback()
 
     def backup(self, *args: Any, **kwargs: Any) -> None:
-        """See ``sqlite3``."""
+        """Copy the database into another connection as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             super().backup(*args, **kwargs)
 
     def close(self) -> None:
-        """See ``sqlite3``."""
+        """Close the connection as ``sqlite3`` does, with forks held back meanwhile."""
         with _gate:
             super().close()
 
 
 def connect(database: str | Path, **options: Any) -> sqlite3.Connection:
-    """Return ``sqlite3.connect(database, **options)``, of the kind above."""
+    """Return a fork-safe :class:`Connection` to ``database``; ``options`` are those of ``sqlite3.connect``."""
     return sqlite3.connect(database, factory=Connection, **options)

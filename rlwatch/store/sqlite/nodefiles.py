@@ -1,14 +1,14 @@
-"""Words between nodes through a directory on a network file system: what people ask, and what the trainer answers.
+"""Exchange records between nodes through a directory on a network file system: people's requests and the trainer's
+answers.
 
-SQLite's locks are not to be had there, and two nodes that write one file lose each other's words. So each node writes
-a file of its own, whole, by way of a rename, and reads those of all:
+SQLite's locks do not work there, and two nodes that write one file overwrite each other's records. So each node writes
+a file of its own, always whole and by way of a rename, and reads the files of all nodes:
 
 * ``RUN/.people/NODE.json``: commands, cancellations and acknowledgements of a run; the trainer's answers and alerts;
 * ``.people/NODE.json`` in the root: silences and the audit.
 
-Of a thing that several files speak of, the trainer's node alone answers, so that nothing has to be decided between
-them.
-Processes of one node take turns by a lock on its own disk.
+If several files have records about one thing, only the trainer's node answers, so that nodes never have to agree.
+Processes of one node take turns by a lock on the node's own disk.
 """
 
 from __future__ import annotations
@@ -34,25 +34,30 @@ DIRECTORY = ".people"
 MOST_BYTES = 16 << 20
 """Largest file that is read; no node writes that much."""
 Words = dict[str, dict[str, Any]]
-"""Kind -> key -> record, as JSON."""
+"""Contents of a node's file: kind (``commands``, ``alerts``...) -> key -> record, as JSON values."""
 
 
 class NodeFiles:
-    """The files of all nodes in one directory. ``local``: a directory of this node's own disk."""
+    """The JSON files of all nodes in one directory, of which this node writes only its own.
+
+    ``directory``: the run's directory, or the store's root. ``local``: a directory on this node's own disk, for its
+    name and lock.
+    """
 
     def __init__(self, directory: Path, local: Path) -> None:
         self._directory = directory / DIRECTORY
         self._local = local
 
     def all(self) -> list[Words]:
-        """The words of each node, by the names of the files. What cannot be read is passed over."""
+        """Return the contents of each node's file, ordered by file name; unreadable files count as empty."""
         return [_words_in(path) for path in self._files()]
 
     @contextmanager
     def change(self) -> Iterator[Words]:
-        """The words of this node, to be changed; kept when the block is left. Raises ``StoreError``.
+        """Give this node's records for changes in place; they are written when the block is left.
 
-        On the server before it shows: a reader has the old file or the new one.
+        The file is on the server before it gets its name, so that a reader has the old file or the new one. Raises
+        ``StoreError`` if it cannot be written.
         """
         make_private(self._local)
         with writing_to(self._local), (self._local / "people.lock").open("a") as turn:
@@ -93,7 +98,9 @@ class NodeFiles:
 
 
 def node_name(local: Path) -> str:
-    """The name of this node's files: drawn once for its local directory, which is what its processes share."""
+    """Return this node's name, which is drawn once and kept in its ``local`` directory, so that all its processes share
+    it.
+    """
     path = local / "node-name"
     with contextlib.suppress(FileExistsError):
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -126,12 +133,14 @@ def _words_in(path: Path) -> Words:
 
 
 def gathered(nodes: list[Words], kind: str) -> list[tuple[str, JSON]]:
-    """Key and words of ``kind`` of all nodes."""
+    """Return key and record (JSON) of all records of one ``kind``, such as ``commands``, over all nodes."""
     return [record for words in nodes for record in words.get(kind, {}).items()]
 
 
 def records_of(found: list[tuple[str, JSON]], kind: type[_T]) -> list[_T]:
-    """Return the records of a kind; entries that cannot be decoded are skipped."""
+    """Return the ``found`` (key, JSON) pairs decoded as records of the dataclass ``kind``; undecodable entries are
+    skipped.
+    """
     out = []
     for _, words in found:
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
@@ -140,5 +149,5 @@ def records_of(found: list[tuple[str, JSON]], kind: type[_T]) -> list[_T]:
 
 
 def words_of(record: object) -> JSON:
-    """The words of a record."""
+    """Return the ``record``, an instance of a dataclass, as JSON values."""
     return codec.encoded(record)

@@ -1,4 +1,4 @@
-"""Own a run: one writer at a time, nothing left to a forked child, and leases that die with their process."""
+"""Own a run: one writer at a time, no shared state in forked children, and leases that end with their process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlwatch.store.sqlite.layout import writing_to
 
 
 class ForkAware(Protocol):
-    """Something that belongs to the process that made it."""
+    """An object that belongs to the process that made it, such as a lock or a database connection."""
 
     def disown(self) -> None:
-        """Called in a freshly forked child: let go of what is the parent's, without touching files."""
+        """Drop the resources of the parent process, without touching files. Called in a freshly forked child."""
         ...
 
 
@@ -30,15 +30,15 @@ _alive: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def belongs_here(thing: ForkAware) -> None:
-    """Have ``thing.disown()`` called in every child forked from now on."""
+    """Have ``thing.disown()`` called in every child that this process forks from now on."""
     _alive.add(thing)
 
 
 def keep_forever(db: object) -> None:
-    """Never close ``db``, not even when the interpreter ends.
+    """Keep the database connection ``db`` from ever being closed, even when the interpreter ends.
 
-    Closing an inherited connection rolls back what the parent is in the middle of writing, in the log's index
-    that both share in memory: the parent's file is damaged from then on.
+    In a forked child, closing an inherited connection rolls back the transaction that the parent is writing, in the
+    log's index that both share in memory. That would damage the parent's file.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
 
@@ -58,11 +58,13 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class RunLock:
-    """The lock, taken. Raises ``RunLockedError``, which names the holder, if it is held already.
+    """The lock of a run, which its one writer holds from construction to :meth:`release`.
 
-    ``flock`` belongs to the opened file, not to the process: a second open in this very process is refused
-    too. ``optional``: file systems that cannot lock at all (some network ones) are let through. ``amending``: the
-    lock is held only briefly, and its file notes that.
+    ``path``: the lock file. ``optional``: succeed on file systems that cannot lock at all (some network ones).
+    ``amending``: the lock is held only briefly, and its file notes that.
+
+    ``flock`` belongs to the opened file, not to the process: a second lock in the same process is refused, too. Raises
+    ``RunLockedError``, which names the holder, if the lock is taken.
     """
 
     def __init__(self, path: Path, *, optional: bool = False, amending: bool = False) -> None:
@@ -76,14 +78,16 @@ class RunLock:
             undo.pop_all()
 
     def release(self) -> None:
-        """Let go; idempotent. A child forked a moment ago may still have a copy: closing ours would not do."""
+        """Release the lock; idempotent. A forked child may hold a copy of the file, so that closing ours would not
+        release it.
+        """
         if self._fd is not None:
             with contextlib.suppress(OSError):  # a file system that cannot lock has nothing to let go
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
         self.disown()
 
     def disown(self) -> None:
-        """In a forked child: close our copy, so that the lock dies with the parent."""
+        """Close this forked child's copy of the lock file, so that the lock ends with the parent."""
         if self._fd is not None:
             os.close(self._fd)
         self._fd = None
@@ -111,7 +115,7 @@ class RunLock:
 
 
 def _holder(fd: int) -> tuple[str, bool]:
-    """Return the holder in words, and True if it holds the lock only briefly."""
+    """Return a description of the lock's holder, and True if it holds the lock only briefly."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         note = json.loads(os.pread(fd, 4096, 0))
         return f"process {note['pid']} on {note['host']}", bool(note.get("amending"))
@@ -122,7 +126,7 @@ def _holder(fd: int) -> tuple[str, bool]:
 
 
 def this_process() -> str:
-    """Machine, process id and the moment the process started (ids come round again)."""
+    """Return a name of this process that is unique over time: host, process id, and start time, as ids are reused."""
     return _process_name(os.getpid())
 
 
@@ -132,7 +136,10 @@ def _process_name(pid: int) -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """Return True if the process is of this machine and has ended; for another machine's process always False."""
+    """Return True if the process named ``owner`` (see :func:`this_process`) ran on this machine and has ended.
+
+    Always False for a process of another machine, which cannot be checked.
+    """
     host, _, rest = owner.rpartition("/")[0].rpartition("/")
     started = owner.rpartition("/")[2]
     if host != socket.gethostname() or not rest.isdecimal():

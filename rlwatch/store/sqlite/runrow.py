@@ -1,4 +1,6 @@
-"""Keep the run's own row, its attempts, and how far it was judged, over an open connection to ``run.db``."""
+"""Read and write the row that describes a run, its attempts, and how far it was analysed, over a connection to
+``run.db``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _NEWEST = "SELECT step, ts, attempt FROM record ORDER BY seq DESC LIMIT 1"
 
 
 def load(db: sqlite3.Connection, run_id: str) -> RunInfo:
-    """The run as last written. Constant time, however long the run."""
+    """Return the run as last written, in constant time however long the run.
+
+    Raises ``StoreCorruptError`` if the file holds no run.
+    """
     row = db.execute(_READ).fetchone()
     if row is None:
         raise StoreCorruptError(f"run {run_id!r}: its file holds no run")
@@ -31,36 +36,41 @@ def load(db: sqlite3.Connection, run_id: str) -> RunInfo:
 
 
 def create(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
-    """Begin the first attempt; returns the run as it is then."""
+    """Store a new run with its first attempt, begun at ``now`` (Unix seconds); return the run as stored."""
     with transaction(db):
         return _begin(db, replace(run, created_at=run.created_at or now, attempt=max(1, run.attempt)), run, now)
 
 
 def resume(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
-    """Begin the next attempt; returns the run as it is then."""
+    """Begin the run's next attempt at ``now`` (Unix seconds) with what ``run`` gives of it; return the run as
+    stored.
+    """
     with transaction(db):
         return _begin(db, _resumed(db, load(db, run.run_id), run), run, now)
 
 
 def last_seq(db: sqlite3.Connection) -> int:
-    """The highest number given to a record or an event; 0: none yet."""
+    """Return the highest sequence number given to a record or an event of the run; 0 if it has none yet."""
     rows = db.execute("SELECT max(seq) FROM record UNION ALL SELECT max(seq) FROM event").fetchall()
     return max(seq or 0 for (seq,) in rows)
 
 
 def first_seq(db: sqlite3.Connection, attempt: int) -> int:
-    """The first number that ``attempt`` may have given."""
+    """Return the lowest sequence number that the attempt may have given to a record or an event."""
     row = db.execute("SELECT first_seq FROM attempt WHERE attempt = ?", (attempt,)).fetchone()
     return int(row[0]) if row is not None else 1
 
 
 def configs(db: sqlite3.Connection) -> dict[int, Mapping[str, JSON]]:
-    """Attempt -> the configuration that its process gave; ``{}`` where it gave none."""
+    """Return attempt -> the configuration that its process passed; ``{}`` if it passed none."""
     return {attempt: loads(config) for attempt, config in db.execute("SELECT attempt, config FROM attempt")}
 
 
 def beat(db: sqlite3.Connection, run: RunInfo, now: float, stage: str, since: float | None) -> RunInfo:
-    """Note that the writer of ``run`` lives, and where it is in another stage than before; the run as it is now."""
+    """Store the heartbeat time ``now`` (Unix seconds) of the run's writer; return the run with its current stage.
+
+    ``stage``: what the writer's process does now, and ``since`` when (Unix seconds); stored only if it changed.
+    """
     db.execute("UPDATE run SET heartbeat_at = ?", (now,))
     if (stage, since) == (run.stage, run.stage_since):
         return run
@@ -71,7 +81,7 @@ def beat(db: sqlite3.Connection, run: RunInfo, now: float, stage: str, since: fl
 
 
 def end(db: sqlite3.Connection, state: RunState, reason: str, now: float) -> None:
-    """Note how the run ended."""
+    """Store the run's final ``state``, the ``reason`` in words, and the time ``now`` (Unix seconds)."""
     with transaction(db):
         db.execute("UPDATE run SET state = ?, state_reason = ?, heartbeat_at = ?", (state.value, plain(reason), now))
 
@@ -91,7 +101,11 @@ def _resumed(db: sqlite3.Connection, old: RunInfo, new: RunInfo) -> RunInfo:
 
 
 def resumed(old: RunInfo, new: RunInfo, last_attempt: int) -> RunInfo:
-    """Return the run ``old`` at the start of its next attempt: fields that ``new`` gives, the others as they were."""
+    """Return the run ``old`` as it is at the start of its next attempt.
+
+    Name, source, configuration and tags are those of ``new`` where given, else as they were. ``last_attempt``: attempt
+    of the newest record, which the new attempt's number must exceed.
+    """
     begun = replace(
         old,
         attempt=1 + max(old.attempt, last_attempt),
@@ -115,11 +129,13 @@ def _save(db: sqlite3.Connection, run: RunInfo) -> None:
 # Progress of a run: which part of its journal is stored, which rows are judged, and the judge's state.
 
 CHECKPOINTS_KEPT = 12
-"""Checkpoints of a run. They thin out with age: the next attempt may begin anywhere below the last step."""
+"""Number of checkpoints of the analysis that are kept for a run. They thin out with age, but never to none, because the
+next attempt may begin at any step below the last.
+"""
 
 
 def journal_mark(db: sqlite3.Connection, nonce: str) -> JournalPosition:
-    """The part of the journal of this name that is stored."""
+    """Return which items of the journal named ``nonce`` are stored in the database; none for another journal's name."""
     row = db.execute("SELECT value, body FROM progress WHERE name = 'journal'").fetchone()
     body = loads(row[1]) if row is not None else {}
     if body.get("nonce") != nonce:
@@ -128,13 +144,16 @@ def journal_mark(db: sqlite3.Connection, nonce: str) -> JournalPosition:
 
 
 def note_journal(db: sqlite3.Connection, mark: JournalPosition) -> None:
-    """Keep ``mark``."""
+    """Store ``mark``, the position up to which the run's journal is in the database, in the caller's transaction."""
     body = dumps({"nonce": mark.nonce, "above": sorted(mark.above)})
     db.execute("INSERT OR REPLACE INTO progress VALUES ('journal', ?, ?)", (mark.upto, body))
 
 
 def judged_seq(db: sqlite3.Connection) -> int:
-    """Up to which ``seq`` the run is judged; of a file from before this was noted, all of it."""
+    """Return the sequence number up to which findings, forecasts and alerts are written.
+
+    A file from before this was recorded counts as analysed to its end.
+    """
     if not _has_progress(db):
         return last_seq(db)
     row = db.execute("SELECT value FROM progress WHERE name = 'judged'").fetchone()
@@ -142,12 +161,12 @@ def judged_seq(db: sqlite3.Connection) -> int:
 
 
 def note_judged(db: sqlite3.Connection, seq: int) -> None:
-    """Note that the run is judged up to ``seq``."""
+    """Store that findings, forecasts and alerts are written up to sequence number ``seq``."""
     db.execute("INSERT OR REPLACE INTO progress VALUES ('judged', ?, '')", (seq,))
 
 
 def keep_checkpoint(db: sqlite3.Connection, checkpoint: Checkpoint) -> None:
-    """Add a checkpoint; of the older ones some go, the younger the more are kept."""
+    """Store a checkpoint of the analysis, and remove some older ones: the older they are, the fewer are kept."""
     row = (checkpoint.seq, checkpoint.attempt, checkpoint.step, checkpoint.made_by, checkpoint.body)
     db.execute("INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?)", row)
     seqs = [seq for (seq,) in db.execute("SELECT seq FROM checkpoint ORDER BY seq")]
@@ -167,7 +186,11 @@ def outdated(seqs: Sequence[int]) -> list[int]:
 
 
 def newest_checkpoint(db: sqlite3.Connection, made_by: str, fits: Callable[[int, int, int], bool]) -> Checkpoint | None:
-    """Return the newest checkpoint for which ``fits(seq, attempt, step)`` is true; None if there is none."""
+    """Return the newest checkpoint of the analysis for which ``fits(seq, attempt, step)`` is true; None if there is
+    none.
+
+    ``made_by``: the program that must have written it, as only that program can read its body.
+    """
     if not _has_progress(db):
         return None
     candidates = db.execute("SELECT seq, attempt, step FROM checkpoint WHERE made_by = ? ORDER BY seq DESC", (made_by,))

@@ -1,4 +1,4 @@
-"""Rebuild a ``run.db`` that is gone or damaged, from what can still be read of it and from the run's journal.
+"""Rebuild a ``run.db`` that is missing or damaged, from its readable rows and from the run's journal.
 
 The damaged file is kept under another name, with its log; nothing is removed.
 """
@@ -32,7 +32,9 @@ _HEADER = struct.Struct(">16s H 6x I I")
 
 
 def unusable(files: RunFiles) -> str:
-    """Reason that ``run.db`` cannot be used; empty where it can, or where that is not known now."""
+    """Return the reason why the run's ``run.db`` cannot be used; empty if it can be, or if that cannot be determined
+    now.
+    """
     if not is_there(files.run):
         return "it is gone"
     if _cut_short(files):
@@ -68,7 +70,9 @@ def _cut_short(files: RunFiles) -> bool:
 
 
 def set_aside(files: RunFiles) -> None:
-    """Move ``run.db`` and the files that SQLite keeps for it to other names."""
+    """Rename ``run.db`` and the files that SQLite keeps for it to ``run.db.damaged-N``, with the first free number
+    N.
+    """
     number = 1
     while is_there(aside := files.directory / f"run.db.damaged-{number}") or is_there(Path(f"{aside}-wal")):
         number += 1
@@ -78,14 +82,17 @@ def set_aside(files: RunFiles) -> None:
 
 
 def described_by_files(files: RunFiles) -> RunInfo:
-    """All that is known of a run whose row is lost: its name, and when its journal was begun."""
+    """Return what is known of a run whose own row is lost: its id, and as creation time the time of its oldest journal
+    file.
+    """
     times = [path.stat().st_mtime for path in files_in(files.directory)]
     return RunInfo(files.directory.name, created_at=min(times, default=0.0))
 
 
 def poured(damaged: Path, db: sqlite3.Connection) -> None:
-    """Copy the rows that can be read of ``damaged`` into the empty tables of ``db``. Raises ``StoreError`` where what
-    was read is no run.
+    """Copy the readable rows of the damaged database file ``damaged`` into the empty tables of ``db``.
+
+    Raises ``StoreError`` if the rows that were read do not make up a run.
     """
     most = size_of(damaged) + size_of(Path(f"{damaged}-wal"))  # rows; a damaged file may seem to have any number
     with ExitStack() as stack, explained(str(damaged)):
@@ -121,6 +128,8 @@ def _has_extra(source: sqlite3.Connection) -> bool:
 
 
 def moments_of(db: sqlite3.Connection) -> set[tuple[int | None, float]]:
-    """Step and time of every row and event in ``db``, by which those that a journal has as well are known."""
+    """Return (step, Unix time) of every record and event in ``db``, to recognise rows that the journal holds as
+    well.
+    """
     rows: list[StepRecord | Event] = [*read_records(db, 0, None), *read_events(db, 0)]
     return {(row.step, row.ts) for row in rows}
