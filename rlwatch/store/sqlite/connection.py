@@ -1,4 +1,6 @@
-"""Open the files: the writer's connection, a reader's, and one to the control tables; and explain SQLite's errors."""
+"""Open SQLite connections to a run's files, for its writer, for readers and for control tables; explain SQLite's
+errors.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _REFUSED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PER
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn SQLite's errors, and stored values that no longer parse, into ours; ``where`` is the file."""
+    """Convert SQLite's errors, and parse errors of stored values, to ``StoreError``; ``where``: the file, for the
+    message.
+    """
     try:
         yield
     except sqlite3.Error as error:
@@ -42,7 +46,9 @@ def explained(where: str) -> Iterator[None]:
 
 
 def explain(error: sqlite3.Error, where: str) -> StoreError:
-    """Return the ``StoreError`` that describes what happened to ``where``."""
+    """Return the ``StoreError`` (full disk, damage, busy, no access) that describes SQLite's ``error`` in the file
+    ``where``.
+    """
     extended = getattr(error, "sqlite_errorcode", 0)
     code = extended & 0xFF
     if extended in _FULL or code in _FULL:
@@ -70,7 +76,9 @@ def advice(damaged: Path) -> str:
 
 @contextmanager
 def bounded(db: sqlite3.Connection) -> Iterator[None]:
-    """Limit queries that take constant time, so that a damaged or hostile file does not block the caller."""
+    """Limit the work of queries that normally take constant time, so that a damaged or hostile file cannot block the
+    caller.
+    """
     looks = itertools.count()
     db.set_progress_handler(lambda: next(looks) >= _MOST_LOOKS, _LOOK_EVERY)
     try:
@@ -80,7 +88,9 @@ def bounded(db: sqlite3.Connection) -> Iterator[None]:
 
 
 _LOOK_EVERY, _MOST_LOOKS = 10_000, 100
-"""A million instructions of SQLite's machine; a row by its key takes some dozens."""
+"""Instructions of SQLite's virtual machine between two checks, and checks until a query is stopped: a million
+instructions in all. To read a row by its key takes some dozens.
+"""
 
 
 # Opening the files: the writer's connection, a reader's, and one to the control tables.
@@ -96,7 +106,11 @@ _NO_SIDE_FILES = {
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """The one connection that writes ``run.db``: durable against the death of the process, 10 µs a commit."""
+    """Return the one connection that writes the run's ``run.db``; its tables are upgraded to the newest format.
+
+    A commit survives the death of the process and takes 10 µs. Raises ``StoreError`` for a SQLite older than 3.24 and
+    for a file that cannot be used.
+    """
     if sqlite3.sqlite_version_info < _OLDEST:
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.24 is needed: use a newer Python build")
     with explained(str(path)), contextlib.ExitStack() as undo:
@@ -110,7 +124,10 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def open_reader(files: RunFiles) -> Iterator[sqlite3.Connection]:
-    """A snapshot of ``run.db``, of a live, crashed or finished run, also where nothing may be written."""
+    """Give a read-only snapshot of ``run.db``, of a live, crashed or finished run, even in a read-only directory.
+
+    Raises ``StoreError`` if the file is gone, damaged or of an unknown version.
+    """
     if not is_there(files.run):
         raise StoreError(
             f"{files.run} is gone; what the journal beside it holds can be read once nobody writes the run any more, "
@@ -129,25 +146,35 @@ def open_reader(files: RunFiles) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def open_immutable(files: RunFiles) -> Iterator[sqlite3.Connection]:
-    """Open a file that is never changed in place (a snapshot put there by rename); takes no lock."""
+    """Give a connection to a ``run.db`` that is only ever replaced by rename, never changed in place; takes no lock."""
     with explained(str(files.run)), contextlib.closing(_snapshot(files.run, "immutable=1")) as db:
         check_readable(db, len(schema.RUN_TABLES), str(files.run))
         yield db
 
 
 def open_control(files: RunFiles, timeout_s: float) -> contextlib.AbstractContextManager[sqlite3.Connection | None]:
-    """Open ``control.db``; None if there is none yet. Raises ``StoreBusyError`` after ``timeout_s``."""
+    """Give a connection to the run's ``control.db``; None if there is none yet.
+
+    Raises ``StoreBusyError`` if another process holds it for ``timeout_s`` seconds.
+    """
     return open_tables(files.control, schema.CONTROL_TABLES, timeout_s)
 
 
 def create_control(files: RunFiles, timeout_s: float) -> Opened:
-    """Open ``control.db``, which is created if there is none."""
+    """Give a connection to the run's ``control.db``, which is created if missing.
+
+    Raises ``StoreBusyError`` if another process holds it for ``timeout_s`` seconds.
+    """
     return create_tables(files.control, schema.CONTROL_TABLES, timeout_s)
 
 
 @contextlib.contextmanager
 def open_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection | None]:
-    """Open a file that several processes write; None if there is none yet."""
+    """Give a connection to a database file that several processes write; None if the file does not exist yet.
+
+    ``tables``: the migrations that an older file is brought up to date with. Raises ``StoreBusyError`` if another
+    process holds the file for ``timeout_s`` seconds.
+    """
     if not is_there(path):
         yield None
         return
@@ -160,14 +187,20 @@ def open_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> It
 
 @contextlib.contextmanager
 def open_as_it_is(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """A file that several processes write, to read it where it may not be changed, whatever its version."""
+    """Give a read-only connection to a database file that several processes write, whatever the version of its
+    tables.
+    """
     with explained(str(path)), contextlib.closing(connected(path, "ro", timeout_s)) as db:
         yield db
 
 
 @contextlib.contextmanager
 def create_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """Open a file that several processes write, which is created if there is none."""
+    """Give a connection to a database file that several processes write, which is created if missing.
+
+    ``tables``: the migrations that make its tables. Raises ``StoreBusyError`` if another process holds the file for
+    ``timeout_s`` seconds.
+    """
     touch_private(path)
     with explained(str(path)), contextlib.closing(connected(path, "rw", timeout_s)) as db:
         migrate(db, tables, str(path))
@@ -175,14 +208,18 @@ def create_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> 
 
 
 def uri(path: Path, options: str) -> str:
-    """SQLite's URI for ``path``; paths may hold any character."""
+    """Return SQLite's URI for the file ``path``, with the query string ``options``; paths may hold any character."""
     return f"file:{quote(str(path))}?{options}"
 
 
 def connected(
     path: Path, mode: str, timeout_s: float, *, check_same_thread: bool = True, cut_short: bool = False
 ) -> sqlite3.Connection:
-    """Connect to a file, which must be regular and hold plain tables; ``cut_short``: also if its end is missing."""
+    """Return a connection to a database file, after a check that it is a regular file and holds only plain tables.
+
+    ``mode``: SQLite's ``ro`` or ``rw``. ``timeout_s``: seconds to wait for locks. ``cut_short``: accept a file whose
+    end is missing. Raises ``StoreCorruptError`` if a check fails.
+    """
     require_plain(path)
     with contextlib.ExitStack() as undo:
         db = forking.connect(
@@ -217,7 +254,9 @@ def _snapshot(path: Path, options: str) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _without_side_files(files: RunFiles) -> Iterator[sqlite3.Connection]:
-    """Open a run in a directory where the log's index cannot be made; no process writes there, or it would exist."""
+    """Give a snapshot of a run whose directory cannot take the log's index; no process writes there, or it would
+    exist.
+    """
     if not size_of(files.wal):
         with contextlib.closing(_snapshot(files.run, "immutable=1")) as db:
             yield db

@@ -1,4 +1,4 @@
-"""Commands, alerts and the outbox as rows, and the half of a store that answers with them."""
+"""Store commands, alerts and outgoing messages as rows of ``control.db``, and as a part of a store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ANSWERS = tuple(status for status in CommandStatus if not status.open)
 
 
 def submit_command(db: sqlite3.Connection, command: Command) -> Command:
-    """Insert, or find the one with this id or this idempotency key."""
+    """Insert the command, or find the stored one that has the same id or idempotency key; return the stored command."""
     key = plain(command.idempotency_key)
     with transaction(db):
         if db.execute(COMMAND.insert("?", upon="DO NOTHING"), COMMAND.row(command)).rowcount > 0:
@@ -38,14 +38,17 @@ def submit_command(db: sqlite3.Connection, command: Command) -> Command:
 
 
 def read_commands(db: sqlite3.Connection, run_id: str, status: CommandStatus | None) -> list[Command]:
-    """Commands in the order they came in."""
+    """Return the run's commands in the order of their arrival; if ``status`` is given, only those in that status."""
     if status is None:
         return read_table(db, COMMAND, "ORDER BY id", run_id=run_id)
     return read_table(db, COMMAND, "WHERE status = ? ORDER BY id", (status.value,), run_id=run_id)
 
 
 def claim_commands(db: sqlite3.Connection, run_id: str, now: float) -> list[Command]:
-    """Expire what is overdue, take the rest. The lock held from the first line on makes it exactly once."""
+    """Expire the queued commands that are overdue at ``now`` (Unix seconds); claim and return the others.
+
+    The write lock is held throughout, so that each command is claimed exactly once.
+    """
     if db.execute("SELECT 1 FROM command WHERE status = 'queued' LIMIT 1").fetchone() is None:
         return []  # the usual poll takes no write lock
     with transaction(db):
@@ -70,7 +73,11 @@ def settle_command(
     step: int | None,
     result: str,
 ) -> Command:
-    """Answer a claimed command; an answer already given stays."""
+    """Store the final ``status`` and ``result`` of a claimed command; an answer that was already given stays.
+
+    ``now``: Unix seconds. ``step``: training step at which the command was done, or None. Returns the command as
+    stored. Raises ``StoreError`` for a status that is not final, an unclaimed command, or an unknown id.
+    """
     if status not in _ANSWERS:
         answers = ", ".join(answer.value for answer in _ANSWERS)
         raise StoreError(f"a command is settled as one of {answers}, not as {status.value!r}")
@@ -87,7 +94,10 @@ def settle_command(
 
 
 def cancel_command(db: sqlite3.Connection, run_id: str, command_id: str, *, now: float, result: str) -> Command:
-    """Cancel a queued command; ask the claimant of a claimed one to abandon it."""
+    """Cancel a queued command, or request the process that claimed it to abandon it; return the command as stored.
+
+    ``now``: Unix seconds. ``result``: the reason. Raises ``StoreError`` if there is no such command.
+    """
     with transaction(db):
         db.execute(
             "UPDATE command SET finished_at = CASE status WHEN 'queued' THEN ? END, result = ?, "
@@ -116,7 +126,10 @@ _DUE = (
 
 
 def put_alerts(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
-    """Insert or update the alerts of one run, insert its new messages: one transaction."""
+    """Insert or update the alerts of one run and insert its new messages, in one transaction.
+
+    ``now``: Unix seconds, kept as the time an alert was first stored.
+    """
     with transaction(db):
         _insert(db, alerts, messages, now)
 
@@ -124,7 +137,11 @@ def put_alerts(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequen
 def publish(
     db: sqlite3.Connection, run_id: str, alerts: Sequence[Alert], compose: Composer, now: float
 ) -> list[OutboxMessage]:
-    """Insert or update alerts, then what ``compose`` makes of the run's ledger; returns what was new."""
+    """Insert or update the run's alerts, then insert the messages that ``compose`` returns, in one transaction.
+
+    ``compose`` is called with the run's alerts, messages and acknowledgements. ``now``: Unix seconds. Returns the
+    messages whose id was new.
+    """
     with transaction(db):
         _insert(db, alerts, (), now)
         whole = read_ledger(db, run_id)
@@ -135,13 +152,13 @@ def publish(
 
 
 def read_ledger(db: sqlite3.Connection, run_id: str) -> Ledger:
-    """The run's alerts, messages and acknowledgements, newest last."""
+    """Return the run's alerts, messages and acknowledgements, each newest last."""
     newest_first = [alert for *_, alert in read_alerts(db, run_id)]
     return Ledger(tuple(newest_first[::-1]), tuple(read_outbox(db, run_id)), tuple(read_acknowledgements(db, run_id)))
 
 
 def keep_acknowledgement(db: sqlite3.Connection, acknowledgement: Acknowledgement) -> Acknowledgement:
-    """Keep it, unless an earlier one of the alert covers it; returns what is kept."""
+    """Store the acknowledgement of an alert, unless an earlier one has at least its severity; return the stored one."""
     with transaction(db):
         kept = [a for a in read_acknowledgements(db, acknowledgement.run_id) if a.alert_id == acknowledgement.alert_id]
         if kept and kept[0].severity.rank >= acknowledgement.severity.rank:
@@ -153,12 +170,15 @@ def keep_acknowledgement(db: sqlite3.Connection, acknowledgement: Acknowledgemen
 
 
 def read_acknowledgements(db: sqlite3.Connection, run_id: str) -> list[Acknowledgement]:
-    """Acknowledgements of the run, oldest first."""
+    """Return the acknowledgements of the run's alerts, oldest first."""
     return read_table(db, ACKNOWLEDGEMENT, "ORDER BY rowid", run_id=run_id)
 
 
 def read_alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int, Alert]]:
-    """Alerts of the run, newest first, each after the time and number to sort it by among other runs' ones."""
+    """Return the run's alerts, newest first, each as (Unix time first stored, row number, alert).
+
+    Time and number serve to sort alerts of several runs.
+    """
     rows = db.execute(ALERT.select("ORDER BY id DESC", "seen_at", "id")).fetchall()
     extra = extra_of(db, ALERT) if rows else {}
     return [(seen_at, number, ALERT.record(row, extra.get(row[0]), run_id=run_id)) for seen_at, number, *row in rows]
@@ -167,10 +187,10 @@ def read_alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int, A
 def lease_messages(
     db: sqlite3.Connection, run_id: str, now: float, *, until: float, limit: int, channels: Sequence[str] | None
 ) -> list[OutboxMessage]:
-    """Lease due messages without a lease, oldest first. The lock, held from the first line on, gives each to one
-    caller.
+    """Lease due messages that are not leased, oldest first, until ``until`` (Unix seconds); return at most ``limit``.
 
-    A lease ends early if its process is gone, or if the message's last change lies in the future.
+    ``channels``: only messages to these channels; None for all. The write lock is held throughout, so that each message
+    goes to one caller. A lease ends early if its process is gone, or if the message's last change lies in the future.
     """
     held = db.execute("SELECT DISTINCT leased_by FROM outbox WHERE status = 'pending' AND lease_until > ?", (now,))
     gone = [by for (by,) in held.fetchall() if ownership.is_gone(by)]
@@ -188,7 +208,9 @@ def lease_messages(
 
 
 def settle_message(db: sqlite3.Connection, message: OutboxMessage) -> None:
-    """Write the outcome back and drop the lease, unless the message is over or in other hands by now."""
+    """Store the outcome of a delivery and end the lease, unless the message is final or leased by another caller by
+    now.
+    """
     with transaction(db):
         db.execute(
             "UPDATE outbox SET status = ?1, attempts = ?2, next_attempt_at = ?3, last_error = ?4, sent_at = ?5, "
@@ -207,7 +229,7 @@ def settle_message(db: sqlite3.Connection, message: OutboxMessage) -> None:
 
 
 def retry_message(db: sqlite3.Connection, message_id: str) -> None:
-    """Make an unsent message due now. Tried before, so that it is tried again however old it is."""
+    """Make an unsent message due now. It counts as tried before, so that it is tried again however old it is."""
     with transaction(db):
         db.execute(
             "UPDATE outbox SET status = 'pending', next_attempt_at = 0, attempts = max(attempts, 1), "
@@ -218,7 +240,7 @@ def retry_message(db: sqlite3.Connection, message_id: str) -> None:
 
 
 def read_outbox(db: sqlite3.Connection, run_id: str) -> list[OutboxMessage]:
-    """All messages of the run, oldest first."""
+    """Return all outgoing messages of the run, oldest first, whatever their status."""
     return read_table(db, MESSAGE, "ORDER BY id", run_id=run_id)
 
 
@@ -239,39 +261,49 @@ def _insert(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[
 
 
 class ControlTables(PeopleTables):
-    """Commands; alerts, outbox and acknowledgements (``CommandStore``, ``AlertStore``)."""
+    """Part of a store that holds commands, alerts, outgoing messages and acknowledgements.
+
+    It implements ``CommandStore`` and ``AlertStore``. Subclasses provide access to the tables.
+    """
 
     _clock: Clock
 
     def submit(self, command: Command) -> Command:
-        """Insert, or return the command that already has this id or idempotency key."""
+        """Store a command for a run; return it, or the stored one that has the same id or idempotency key."""
         with self._made_control(command.run_id) as db:
             return submit_command(db, command)
 
     def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
-        """Commands of a run, oldest first."""
+        """Return the run's commands, oldest first; if ``status`` is given, only those in that status."""
         with self._control(run_id) as db:
             return [] if db is None else read_commands(db, run_id, status)
 
     def claim(self, run_id: str, now: float) -> list[Command]:
-        """Expire overdue queued commands, take the rest."""
+        """Expire the run's queued commands that are overdue at ``now`` (Unix seconds); claim and return the others."""
         with self._control(run_id) as db:
             return [] if db is None else claim_commands(db, run_id, now)
 
     def settle(
         self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
     ) -> Command:
-        """Answer a claimed command; the first answer stays."""
+        """Store the final ``status`` and ``result`` of a claimed command; the first answer stays and is returned.
+
+        ``now``: Unix seconds. ``step``: training step at which the command was done, or None. Raises ``StoreError`` for
+        a status that is not final, an unclaimed command, or an unknown id.
+        """
         with self._made_control(run_id) as db:
             return settle_command(db, run_id, command_id, status=status, now=now, step=step, result=result)
 
     def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
-        """Cancel a queued command; ask the claimant of a claimed one to abandon it."""
+        """Cancel a queued command, or request the process that claimed it to abandon it; return the command as stored.
+
+        ``now``: Unix seconds. ``result``: the reason. Raises ``StoreError`` if there is no such command.
+        """
         with self._made_control(run_id) as db:
             return cancel_command(db, run_id, command_id, now=now, result=result)
 
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
-        """Insert or update alerts, insert new messages; one transaction per run."""
+        """Insert or update alerts and insert messages whose id is new, in one transaction per run."""
         runs = [alert.run_id for alert in alerts] + [message.run_id for message in messages]
         for run_id in dict.fromkeys(runs):
             with self._made_control(run_id) as db:
@@ -280,12 +312,16 @@ class ControlTables(PeopleTables):
                 put_alerts(db, own, new, self._clock.now())
 
     def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
-        """Store alerts and what is to be written about them, in one transaction."""
+        """Insert or update the run's alerts, then insert the messages that ``compose`` returns, in one transaction.
+
+        ``compose`` is called with the run's alerts, messages and acknowledgements. Returns the messages whose id was
+        new.
+        """
         with self._made_control(run_id) as db:
             return publish(db, run_id, alerts, compose, self._clock.now())
 
     def ledger(self, run_id: str) -> Ledger:
-        """The run's alerts, messages and acknowledgements at one moment."""
+        """Return the run's alerts, messages and acknowledgements at one moment, each newest last."""
         with self._control(run_id) as db:
             if db is None:
                 return Ledger()
@@ -293,29 +329,34 @@ class ControlTables(PeopleTables):
                 return read_ledger(db, run_id)
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
-        """Keep it, unless an earlier one covers it."""
+        """Store the acknowledgement of an alert, unless an earlier one has at least its severity; return the stored
+        one.
+        """
         with self._made_control(acknowledgement.run_id) as db:
             return keep_acknowledgement(db, acknowledgement)
 
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
-        """Acknowledgements (of one run, or of all that can be read)."""
+        """Return the acknowledgements of alerts of one run, or of all runs that can be read."""
         return self._gathered(run_id, read_acknowledgements)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Held by one caller at a time, whichever process it is in."""
+        """Hold a lock of the whole store, over all processes, until the block is left."""
         with self._made_store_wide() as db, transaction(db):
             yield
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
-        """Alerts (of one run, or of all that can be read), newest first."""
+        """Return the alerts of one run, or of all runs that can be read, newest first."""
         gathered = self._gathered(run_id, read_alerts)
         return [alert for *_, alert in sorted(gathered, key=itemgetter(0, 1), reverse=True)]
 
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
     ) -> list[OutboxMessage]:
-        """Return due pending messages without a lease, oldest first, leased until ``now + lease_s``; over all runs."""
+        """Lease due messages of all runs until ``now + lease_s`` (seconds) and return at most ``limit``, oldest first.
+
+        ``channels``: only messages to these channels; None for all. Runs whose files are busy or damaged are skipped.
+        """
         leased: list[OutboxMessage] = []
         for run_id in self._controlled():
             if len(leased) >= limit:
@@ -325,17 +366,17 @@ class ControlTables(PeopleTables):
         return sorted(leased, key=attrgetter("created_at"))
 
     def settle_message(self, message: OutboxMessage) -> None:
-        """Write the outcome of a delivery back."""
+        """Store the outcome of a message's delivery and end its lease."""
         with self._made_control(message.run_id) as db:
             settle_message(db, message)
 
     def retry_message(self, message: OutboxMessage) -> None:
-        """Make an unsent message due now."""
+        """Make an unsent message due now, also one that was given up."""
         with self._made_control(message.run_id) as db:
             retry_message(db, message.message_id)
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
-        """All messages (of one run, or of all that can be read), oldest first."""
+        """Return all outgoing messages of one run, or of all runs that can be read, oldest first."""
         return sorted(self._gathered(run_id, read_outbox), key=attrgetter("created_at"))
 
     def _lease(

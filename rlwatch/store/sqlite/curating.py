@@ -1,4 +1,4 @@
-"""Edits of runs by people as rows, what they come to, and the half of a store that answers with them."""
+"""Store people's edits of runs as rows, apply them to what trainers wrote, and remove runs that were deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _COLUMNS = frozenset(("run_id", "by", "at"))
 
 
 def curated(run: RunInfo, edits: Sequence[RunEdit]) -> RunInfo:
-    """The run as its trainer wrote it, as it is to be shown after the ``edits``, oldest first.
+    """Return the run as it is shown to people: as its trainer wrote it, with the ``edits`` (oldest first) applied.
+
+    A deletion that is older than the writer's last heartbeat does not count: the run went on afterwards.
 
     >>> shown = curated(RunInfo("r", name="s3", tags=("a",)), [RunEdit("r", "ann", 5.0, name="best", untagged=("a",))])
     >>> shown.name, shown.tags, shown.curation.logged_name, shown.curation.edited_by
@@ -51,13 +53,13 @@ def _after(known: Curation, edit: RunEdit) -> Curation:
 
 
 def keep_edit(db: sqlite3.Connection, edit: RunEdit) -> None:
-    """Add the edit."""
+    """Add a user's edit of a run to its ``control.db``."""
     with transaction(db):
         db.execute("INSERT INTO edit VALUES (NULL, ?, ?, ?)", (plain(edit.by), edit.at, edit_body(edit)))
 
 
 def edit_body(edit: RunEdit) -> str:
-    """Return the edited fields as JSON."""
+    """Return the fields that the edit sets, as JSON text; who made it and when have columns of their own."""
     return dumps({name: _text(value) for name, value in codec.beyond(edit, _COLUMNS).items()})
 
 
@@ -68,20 +70,22 @@ def _text(value: Any) -> Any:
 
 
 def is_deleted(db: sqlite3.Connection, run_id: str) -> bool:
-    """Return True if the newest edit of ``deleted`` set it."""
+    """Return True if the run's edits in ``control.db`` leave it deleted."""
     deletions = [edit.deleted for edit in read_edits(db, run_id) if edit.deleted is not None]
     return bool(deletions and deletions[-1])
 
 
 def read_edits(db: sqlite3.Connection, run_id: str) -> list[RunEdit]:
-    """Edits in the order they came in; none in a file from before there were any."""
+    """Return a run's edits in the order of their arrival; none in a file from before edits existed."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'edit'").fetchone():
         return []
     return [edit_of(run_id, *row) for row in db.execute("SELECT edited_by, at, body FROM edit ORDER BY id")]
 
 
 def edit_of(run_id: str, by: str, at: float, body: str) -> RunEdit:
-    """The edit again."""
+    """Return the edit that was stored with these columns; ``at``: Unix seconds, ``body``: JSON from
+    :func:`edit_body`.
+    """
     return codec.enriched(RunEdit(run_id=run_id, by=by, at=at), loads(body))
 
 
@@ -96,11 +100,15 @@ _OLD_BULK = {
         "DELETE FROM completion_batch WHERE coalesce(nullif(ts, 0), ?1) < ?2",
     ),
 }
-"""For each kind what counts batches from before ?2, and what removes them."""
+"""For each kind of bulk data: the SQL that counts batches older than ?2, then the SQL statements that remove them."""
 
 
 def remove_bulk(db: sqlite3.Connection, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
-    """Remove batches of a run from before then, and give their room back to the disk; how many, and their bytes."""
+    """Remove a run's batches of one kind that are older than ``before`` and return their disk space to the system.
+
+    ``before``: Unix seconds. ``undated``: time (Unix seconds) that batches without one are taken to have. ``dry_run``:
+    only count. Returns the number of batches and their bytes.
+    """
     counting, *removing = _OLD_BULK[bulk]
     n, size = db.execute(counting, (undated, before)).fetchone()
     if n and not dry_run:
@@ -112,7 +120,10 @@ def remove_bulk(db: sqlite3.Connection, bulk: Bulk, before: float, *, undated: f
 
 
 def purge_of(run: RunInfo, by: str, now: float) -> Purge:
-    """The note that the run was purged. Raises ``StoreError`` unless it is deleted."""
+    """Return the note that ``run`` was removed for good, by the user ``by`` at ``now`` (Unix seconds).
+
+    Raises ``StoreError`` unless the run is deleted.
+    """
     deleted_at = run.curation.deleted_at
     if deleted_at is None:
         raise StoreError(f"run {run.run_id!r} is not deleted: delete it first, so that it can be undone for a while")
@@ -120,14 +131,14 @@ def purge_of(run: RunInfo, by: str, now: float) -> Purge:
 
 
 def keep_purge(db: sqlite3.Connection, purge: Purge) -> None:
-    """Add the note."""
+    """Add the note of a removed run to the store's ``alerts.db``."""
     with transaction(db):
         number = db.execute(PURGE.insert("?"), PURGE.row(purge)).lastrowid
         merge_extra(db, PURGE, {number or 0: purge})
 
 
 def read_purges(db: sqlite3.Connection) -> list[Purge]:
-    """All notes, oldest first."""
+    """Return the notes of all runs that were removed for good, oldest first."""
     rows = db.execute(PURGE.select("ORDER BY id", "id")).fetchall()
     extra = extra_of(db, PURGE) if rows else {}
     return [PURGE.record(row, extra.get(number)) for number, *row in rows]
@@ -137,11 +148,11 @@ def read_purges(db: sqlite3.Connection) -> list[Purge]:
 
 
 class CurationTables(ABC):
-    """Editing and purging (``CurationStore``)."""
+    """Part of a store that holds people's edits of runs and notes of removed runs; implements ``CurationStore``."""
 
     @abstractmethod
     def run(self, run_id: str) -> RunInfo:
-        """One run, as people edited it."""
+        """Return one run, with people's edits applied. Raises ``RunNotFoundError``."""
 
     @abstractmethod
     def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
@@ -156,29 +167,29 @@ class CurationTables(ABC):
         """Open the tables of the whole store; None if nothing has been written there yet."""
 
     def edit(self, edit: RunEdit) -> RunInfo:
-        """Keep the edit; returns the run as it is shown from now on."""
+        """Store a user's edit of a run, also while the run is written; return the run as it is shown from now on."""
         with self._made_control(edit.run_id) as db:
             keep_edit(db, edit)
         return self.run(edit.run_id)
 
     def edits(self, run_id: str) -> list[RunEdit]:
-        """All edits of the run, oldest first."""
+        """Return all edits of the run, oldest first."""
         with self._control(run_id) as db:
             return [] if db is None else read_edits(db, run_id)
 
     def purges(self) -> list[Purge]:
-        """Runs that were purged, oldest first."""
+        """Return the notes of all runs that were removed for good, oldest first."""
         with self._store_wide() as db:
             return [] if db is None else read_purges(db)
 
 
 class NoCuration:
-    """Refuse edits, with the reason, in a store that cannot keep them."""
+    """Part of a store that cannot hold people's edits of runs: refuse them, with the reason."""
 
     _no_commands_because: str
 
     def edit(self, edit: RunEdit) -> RunInfo:  # noqa: ARG002
-        """Not here."""
+        """Raise ``ControlUnavailableError``: this store cannot hold edits."""
         self._refuse_edits()
 
     def edits(self, run_id: str) -> list[RunEdit]:  # noqa: ARG002
@@ -186,11 +197,11 @@ class NoCuration:
         return []
 
     def purge(self, run_id: str, *, by: str, now: float) -> Purge:  # noqa: ARG002
-        """Not here."""
+        """Raise ``ControlUnavailableError``: this store cannot remove runs."""
         self._refuse_edits()
 
     def purges(self) -> list[Purge]:
-        """Return none: this store purges nothing."""
+        """Return no notes: this store removes no runs."""
         return []
 
     def _refuse_edits(self) -> NoReturn:

@@ -1,4 +1,6 @@
-"""The default store: a root directory with one directory per run, on a local file system."""
+"""Store runs in a directory on a local file system, with one sub-directory of SQLite files per run: the default
+store.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,17 @@ _R = TypeVar("_R")
 
 
 class FileStore(RunTables, ControlTables, CurationTables):
-    """Runs under ``root``.
+    """A store of runs in the directory ``root`` on a local file system, with one sub-directory per run.
 
     Parameters
     ----------
     root
-        The directory; created (0700) with the first run.
+        The directory; created (mode 0700) with the first run.
     control_timeout_s
-        How long commands, alerts and outbox wait for another process before ``StoreBusyError``, in seconds.
-        A trainer passes 0: it asks again at its next poll.
+        Seconds that calls about commands, alerts and outgoing messages wait for another process before they raise
+        ``StoreBusyError``. A trainer passes 0 and asks again at its next poll.
     clock
-        Where creation times come from.
+        Source of creation times; the machine's clock by default.
     """
 
     def __init__(self, root: Path, *, control_timeout_s: float = 2.0, clock: Clock | None = None) -> None:
@@ -57,7 +59,10 @@ class FileStore(RunTables, ControlTables, CurationTables):
         self._held = local()  # of each thread: run id -> the snapshot it asks all of
 
     def run(self, run_id: str) -> RunInfo:
-        """One run; not read again before its files change."""
+        """Return one run, with people's edits applied; its files are read again only when they have changed.
+
+        Raises ``RunNotFoundError``, or another ``StoreError`` if the run cannot be read.
+        """
         files = layout.existing_files(self.root, run_id)
         recover(files)
         stamp = stamp_of(files.run, files.wal)
@@ -85,7 +90,11 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return kept
 
     def purge(self, run_id: str, *, by: str, now: float) -> Purge:
-        """Remove the run's directory, and note who did it."""
+        """Remove the deleted run's directory, and return a note of who did it (``by``) and when (``now``, Unix
+        seconds).
+
+        Raises ``StoreError`` unless the run is deleted, and ``RunLockedError`` while it has a writer.
+        """
         files = layout.existing_files(self.root, run_id)
         lock = RunLock(files.lock, amending=True)
         try:
@@ -102,7 +111,12 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return purged
 
     def prune(self, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
-        """Remove old batches of a run that is not being written. Raises ``RunLockedError`` if it is."""
+        """Remove old batches of tokens or completions from a run that is not being written; return their number and
+        bytes.
+
+        ``before``: Unix seconds; older batches go. ``undated``: time that batches without one are taken to have.
+        ``dry_run``: only count. Raises ``RunLockedError`` while the run has a writer.
+        """
         files = layout.existing_files(self.root, run_id)
         lock = RunLock(files.lock, amending=True)
         try:
@@ -112,17 +126,25 @@ class FileStore(RunTables, ControlTables, CurationTables):
             lock.release()
 
     def open_run(self, run: RunInfo) -> RunWriter:
-        """Create the run, or begin its next attempt."""
+        """Create the run, or begin its next attempt if it exists, and return its writer.
+
+        Raises ``RunLockedError`` while another process writes it.
+        """
         files = layout.files_of(self.root, run.run_id)
         layout.make_private(self.root)
         return open_files(files, run, self._clock.now(), made=FileWriter)
 
     def amend_run(self, run_id: str) -> RunWriter | None:
-        """Return the writer of a run whose process is gone; None if a process writes it, or we cannot from here."""
+        """Return a writer for a run whose process is gone, without a new attempt.
+
+        None if a process writes the run, or if it cannot be written from here.
+        """
         return amend_files(layout.existing_files(self.root, run_id))
 
     def damage(self, run_id: str) -> list[str]:
-        """Damage that SQLite finds in the files of a run, in its words; none where all is well."""
+        """Return the damage that SQLite finds in the files of a run, one line each, in SQLite's words; empty if there
+        is none.
+        """
         files = layout.existing_files(self.root, run_id)
         found = []
         for path, opened in (
@@ -137,11 +159,16 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return found
 
     def usage(self) -> dict[str, dict[str, int]]:
-        """Run id -> what its files take on the disk in bytes, by what they hold."""
+        """Return run id -> disk space in bytes that the run's files take, by their contents (``measurements``,
+        ``journal``...).
+        """
         return {run_id: layout.usage_of(layout.files_of(self.root, run_id)) for run_id in layout.run_ids(self.root)}
 
     def news(self, topic: Topic, run_id: str | None = None) -> FileNews | None:
-        """Return news for pages that show runs; None for other readers, which poll: files push nothing."""
+        """Return notifications of changes for pages that show runs; None for other topics, which are polled.
+
+        ``run_id``: the run to watch; None for all.
+        """
         return FileNews(self.root, run_id, self.snapshot) if topic == "pages" else None
 
     def close(self) -> None:
@@ -150,7 +177,9 @@ class FileStore(RunTables, ControlTables, CurationTables):
     def _lease(
         self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None
     ) -> list[OutboxMessage]:
-        """Lease messages; an outbox seen empty is not opened again before its file changes."""
+        """Lease messages of one run; an outbox found without pending ones is not opened again before its file
+        changes.
+        """
         stamp = stamp_of(self.root / run_id / "control.db")
         if self._quiet.recall(run_id, stamp):
             return []
@@ -163,7 +192,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
             return leased
 
     def _rows(self, run_id: str, rows: Callable[[sqlite3.Connection, str], list[_R]]) -> tuple[list[_R], bool]:
-        """Return rows of a run, cached until the file changes."""
+        """Return rows of a run's control tables, cached until the file changes."""
         layout.existing_files(self.root, run_id)
         name, stamp = f"{rows.__name__} {run_id}", stamp_of(self.root / run_id / "control.db")
         kept = self._rows_read.recall(name, stamp)
@@ -196,7 +225,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return runs, unreadable
 
     def unreadable(self) -> Mapping[str, str]:
-        """Return the reasons why runs cannot be read; runs at rest are known to be readable and are not opened."""
+        """Return name of each run that cannot be read -> reason. Runs that are cached as readable are not opened."""
         why: dict[str, str] = {}
         for entry in layout.directories_in(self.root):
             if self._resting.knows(entry) or not layout.holds_run(Path(entry.path)):
@@ -209,7 +238,10 @@ class FileStore(RunTables, ControlTables, CurationTables):
 
     @contextmanager
     def at_once(self, run_id: str) -> Iterator[None]:
-        """The file is opened once, which costs as much as most questions do."""
+        """Answer this thread's questions about the run from one snapshot until the block is left.
+
+        The file is then opened only once, which costs as much as most questions do.
+        """
         with self.snapshot(run_id) as db:
             before = getattr(self._held, "of", None)
             self._held.of = (run_id, db)
@@ -219,7 +251,10 @@ class FileStore(RunTables, ControlTables, CurationTables):
                 self._held.of = before
 
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        """Open the run's tables as they are now, also during writes; first store what a dead writer's journal holds."""
+        """Give a connection to the run's tables as they are now, also during writes.
+
+        Rows that a dead writer left in its journal are stored first. Raises ``RunNotFoundError``.
+        """
         held = getattr(self._held, "of", None)
         if held is not None and held[0] == run_id:
             return nullcontext(held[1])

@@ -1,5 +1,5 @@
-"""Lay out the files of a run: which there are, how they are made (for the owner's eyes only: 0700, 0600), and whether
-they lie on a network file system, where SQLite's write-ahead log does not work.
+"""Name and create the files of a run, readable by their owner only (modes 0700 and 0600), and detect network file
+systems, where SQLite's write-ahead log does not work.
 """
 
 from __future__ import annotations
@@ -24,43 +24,45 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of one run, in ``directory``."""
+    """Paths of the files of one run, which lie in ``directory``."""
 
     directory: Path
 
     @property
     def run(self) -> Path:
-        """Measurements; while a writer lives also ``run.db-wal`` and ``run.db-shm``."""
+        """Path of the database of measurements; while a writer lives there are also ``run.db-wal`` and
+        ``run.db-shm``.
+        """
         return self.directory / "run.db"
 
     @property
     def wal(self) -> Path:
-        """Committed rows not yet in ``run.db``."""
+        """Path of SQLite's write-ahead log: committed rows that are not yet in ``run.db``."""
         return self.directory / "run.db-wal"
 
     @property
     def unborn(self) -> Path:
-        """``run.db`` before its tables are complete; no reader looks at it."""
+        """Path of ``run.db`` before its tables are complete; no reader opens it."""
         return self.directory / ".run.db.new"
 
     @property
     def control(self) -> Path:
-        """Commands, alerts, outbox."""
+        """Path of the database of commands, alerts and outgoing messages."""
         return self.directory / "control.db"
 
     @property
     def lock(self) -> Path:
-        """Lock file held by the writer; it contains the writer's identity."""
+        """Path of the lock file that the run's writer holds; it contains the writer's process id and host."""
         return self.directory / "run.lock"
 
 
 def files_of(root: Path, run_id: str) -> RunFiles:
-    """The files of ``run_id`` under ``root``. Raises ``StoreError`` for an id that would leave it."""
+    """Return the paths of the run's files under ``root``. Raises ``StoreError`` if ``run_id`` is not a valid name."""
     return RunFiles(root / check_run_id(run_id))
 
 
 def existing_files(root: Path, run_id: str) -> RunFiles:
-    """The files of a run that exists. Raises ``RunNotFoundError``."""
+    """Return the paths of the files of a run that exists under ``root``. Raises ``RunNotFoundError`` if it does not."""
     try:
         files = files_of(root, run_id)
     except StoreError as error:
@@ -71,7 +73,7 @@ def existing_files(root: Path, run_id: str) -> RunFiles:
 
 
 def run_ids(root: Path) -> list[str]:
-    """Directories under ``root`` that hold a run; none if there is no root yet."""
+    """Return the names of the directories under ``root`` that hold a run; empty if ``root`` does not exist yet."""
     return [entry.name for entry in directories_in(root) if holds_run(root / entry.name)]
 
 
@@ -81,7 +83,7 @@ def holds_run(directory: Path) -> bool:
 
 
 def has_journal(directory: Path) -> bool:
-    """Return True if a journal holds anything."""
+    """Return True if a journal file in the run's ``directory`` holds anything but its header."""
     return any(size_of(path) > HEADER_BYTES for path in files_in(directory))
 
 
@@ -89,7 +91,7 @@ _JOURNAL = re.compile(r"run\.journal-(\d+)")
 
 
 def files_in(directory: Path) -> list[Path]:
-    """The journal files of the run in ``directory``, in the order they were written."""
+    """Return the journal files of the run in ``directory``, in the order they were written."""
     try:
         with os.scandir(directory) as listing:
             names = [e.name for e in listing if _JOURNAL.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
@@ -113,7 +115,10 @@ def require_plain(path: Path) -> None:
 
 
 def directories_in(root: Path) -> list[os.DirEntry[str]]:
-    """Directories under ``root`` by name, whatever they hold, but hidden ones; none if there is no root yet."""
+    """Return all directories under ``root`` except hidden ones, sorted by name, whatever they hold.
+
+    Empty if ``root`` does not exist yet. Raises ``StoreError`` if it cannot be listed.
+    """
     try:
         with os.scandir(root) as entries:
             found = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
@@ -125,7 +130,7 @@ def directories_in(root: Path) -> list[os.DirEntry[str]]:
 
 
 def is_there(path: Path) -> bool:
-    """Return True if the file exists, or may: a reader reports why it cannot be accessed."""
+    """Return True if the file exists, or if its existence cannot be determined: opening it then gives the error."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -136,7 +141,7 @@ def is_there(path: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Bytes in the file; 0 if it is not there, or out of our sight."""
+    """Return the size of the file in bytes; 0 if it does not exist or cannot be accessed."""
     try:
         return path.stat().st_size
     except OSError:
@@ -144,7 +149,10 @@ def size_of(path: Path) -> int:
 
 
 def usage_of(files: RunFiles) -> dict[str, int]:
-    """Bytes that the files of a run take on the disk, with what is set aside for them, by what they hold."""
+    """Return the disk space of a run's files in bytes, with space reserved for them, by contents.
+
+    Keys: ``measurements``, ``control``, ``journal`` and ``other``.
+    """
     kinds = {"run.db": "measurements", "control.db": "control", "run.journal": "journal"}
     found: dict[str, int] = {}
     for path in sorted(files.directory.rglob("*")):
@@ -157,18 +165,18 @@ def usage_of(files: RunFiles) -> dict[str, int]:
 
 
 def make_private(directory: Path) -> None:
-    """Create ``directory`` (and its parents) if missing, 0700."""
+    """Create ``directory`` (and its parents) if missing, with mode 0700. Raises ``StoreError`` if that fails."""
     with writing_to(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def touch_private(path: Path) -> None:
-    """Create the file if missing, 0600; SQLite gives its side files the same mode.
+    """Create the file ``path`` if missing, with mode 0600; SQLite gives its side files the same mode.
 
-    A file that is there is not opened: closing any descriptor of a file drops every lock this process holds on
-    it, SQLite's in other threads too, and two writers would then corrupt it. For the same reason a new file
-    gets its name only after it was closed.
+    An existing file is not opened. Closing any descriptor of a file drops every lock that this process holds on it,
+    SQLite's in other threads too; two writers would then corrupt it. For the same reason a new file gets its name only
+    after it was closed. Raises ``StoreError`` if the file cannot be created.
     """
     if path.exists():
         return
@@ -188,7 +196,7 @@ def touch_private(path: Path) -> None:
 
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
-    """Explain an ``OSError`` of writing to ``path``."""
+    """Convert an ``OSError`` of writing to ``path`` to ``StoreFullError`` (no space) or ``StoreError``, with advice."""
     try:
         yield
     except OSError as error:
@@ -230,11 +238,11 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")  # mountinfo writes space, tab, newline a
 
 
 def network_file_system(path: Path, mounts: str | None = None) -> str | None:
-    """Type of the network file system ``path`` is (or would be) on; None on a local disk.
+    """Return the type of the network file system that holds ``path``, such as ``nfs4``; None for a local disk.
 
-    The mount whose directory is the longest prefix of the resolved path decides; of two at one place, the
-    later one, which hides the earlier. ``mounts`` is the text of ``/proc/self/mountinfo``; where there is
-    none (not Linux) every path counts as local.
+    ``path`` need not exist yet. The mount whose directory is the longest prefix of the resolved path decides; of two at
+    one directory, the later one, which hides the earlier. ``mounts`` is the text of ``/proc/self/mountinfo``; where
+    there is none (not Linux) every path counts as local.
     """
     if mounts is None:
         mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.exists() else ""
@@ -252,5 +260,5 @@ def network_file_system(path: Path, mounts: str | None = None) -> str | None:
 
 
 def is_network(kind: str) -> bool:
-    """Return True if a mount type (``nfs4``, ``ext4``, ``fuse.sshfs``...) is a network one."""
+    """Return True if the mount type ``kind`` (``nfs4``, ``ext4``, ``fuse.sshfs``...) is a network file system."""
     return kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)

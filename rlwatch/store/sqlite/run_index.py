@@ -1,10 +1,9 @@
-"""Cache what was read of files until they change: in memory, and the facts of runs at rest
-in one file of the store as well, so that a process that lists a thousand runs opens few of their files.
+"""Cache what was read from files until they change: in memory, and for finished runs also in a file of the store.
 
-A run is at rest while no process writes it and nothing waits in a journal. Every change of it makes or removes a file
-of its directory, or leaves another time or size on one of them, so that four time stamps decide whether a line of
-``.runs.jsonl`` is still valid. The file is only a cache: lines that are torn, old or of another program are left out,
-and it may be removed at any time.
+A process that lists a thousand runs thus opens few of their files. Only runs at rest are cached in the file: no process
+writes them and no journal waits to be stored. Every change of such a run makes or removes a file of its directory, or
+changes time or size of one of them. Four time stamps thus decide whether a line of ``.runs.jsonl`` is still valid. The
+file is only a cache: torn and old lines, and those of other versions, are skipped, and it may be removed at any time.
 """
 
 from __future__ import annotations
@@ -31,41 +30,45 @@ from rlwatch.version import __version__
 _log = logging.getLogger("rlwatch")
 _T = TypeVar("_T")
 _SETTLED_NS = 2_000_000_000
-"""Younger time stamps are not trusted: the next change might leave the same one."""
+"""Nanoseconds. Younger time stamps are not trusted: the next change might leave the same one."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp_of(*paths: Path) -> Stamp:
-    """Time, size and identity of each file; None for one that is not there. Opens nothing."""
+    """Return modification time (ns), size (bytes) and inode of each file; None for a missing one. Opens no file."""
     return tuple(_stamp(path) for path in paths)
 
 
 def settled(stamp: Stamp) -> bool:
-    """Return True if files of this stamp, taken just now, did not change just now as well."""
+    """Return True if the files of this ``stamp``, taken just now, last changed long enough ago for the stamp to be
+    reliable.
+    """
     now = time.time_ns()
     return now - max((part[0] for part in stamp if part is not None), default=now) > _SETTLED_NS
 
 
 class Unchanged(Generic[_T]):
-    """A value per name, good while the stamp it was kept under is the current one."""
+    """A cache in memory: one value per name, valid as long as the files it was read from have the same stamp."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Stamp, _T]] = {}
 
     def recall(self, name: str, stamp: Stamp) -> _T | None:
-        """The value kept under exactly this stamp."""
+        """Return the value cached under ``name`` for exactly this ``stamp`` of its files; None if there is none."""
         kept = self._kept.get(name)
         return kept[1] if kept is not None and kept[0] == stamp else None
 
     def keep(self, name: str, stamp: Stamp, value: _T) -> None:
-        """Remember ``value``, read after ``stamp`` was taken, unless the files changed only just now."""
+        """Cache ``value``, which was read after ``stamp`` was taken, unless its files changed only just now."""
         if settled(stamp):
             self._kept[name] = (stamp, value)
 
 
 def copied(value: Any) -> Any:
-    """JSON that a caller may change; ``deepcopy`` takes ten times as long over what a thousand runs were given."""
+    """Return a copy of a JSON value that the caller may change; ``deepcopy`` would take ten times as long for a
+    thousand runs.
+    """
     if isinstance(value, dict):
         return {name: copied(one) for name, one in value.items()}
     return [copied(one) for one in value] if isinstance(value, list) else value
@@ -84,18 +87,18 @@ def _stamp(path: Path | str) -> tuple[int, int, int] | None:
 NAME = ".runs.jsonl"
 _FILES = ("run.db", "run.db-wal", "control.db")
 _MOST_BYTES_A_RUN, _MOST_BYTES = 1 << 16, 1 << 24
-"""Larger ones are read from their own files: settings may have megabytes."""
+"""Limits of one line and of the file, in bytes; larger ones are not cached, as settings may have megabytes."""
 
 
 class _Rest(NamedTuple):
-    """A run at rest: stamps of its directory and of ``_FILES``, and what is to be listed."""
+    """A cached run at rest: stamps of its directory and of ``_FILES``, and the run as it is listed."""
 
     stamp: Stamp
     run: RunInfo
 
 
 class RunsAtRest:
-    """Cache of the facts of runs of the store in ``root``, valid while their files do not change."""
+    """Cache of the facts about runs of the store in ``root``, valid while their files do not change."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._path = root, root / NAME
@@ -105,7 +108,7 @@ class RunsAtRest:
         self._refused = False
 
     def recall(self, entry: os.DirEntry[str]) -> RunInfo | None:
-        """The run in this directory of ``root``, if it is known and nothing has changed since."""
+        """Return the cached run of this directory of ``root``; None if it is not cached or has changed since."""
         rest = self._rest(entry)
         if rest is None:
             return None
@@ -113,7 +116,7 @@ class RunsAtRest:
         return replace(run, config=copied(run.config)) if run.config else run
 
     def knows(self, entry: os.DirEntry[str]) -> bool:
-        """Return True if :meth:`recall` would return the run."""
+        """Return True if the run of this directory is cached and unchanged, so that :meth:`recall` would return it."""
         return self._rest(entry) is not None
 
     def _rest(self, entry: os.DirEntry[str]) -> _Rest | None:
@@ -124,18 +127,24 @@ class RunsAtRest:
         return rest if rest is not None and _holds(rest.stamp, entry) else None
 
     def look(self, entry: os.DirEntry[str]) -> Stamp | None:
-        """Stamp for :meth:`keep`, before the run is read; None where it is not at rest, or changed only just now."""
+        """Return the stamp to pass to :meth:`keep`, taken before the run is read.
+
+        None if the run is not at rest, or changed only just now: then it cannot be cached.
+        """
         stamp = (_stamp(entry.path), *(_stamp(f"{entry.path}/{name}") for name in _FILES))
         return stamp if settled(stamp) and not files_in(Path(entry.path)) else None
 
     def keep(self, stamp: Stamp, run: RunInfo) -> None:
-        """Remember ``run``, read after ``stamp`` was taken."""
+        """Cache ``run``, which was read after ``stamp`` was taken."""
         self._kept[run.run_id] = _Rest(stamp, replace(run, config=copied(run.config)))
         with suppress(StoreError):  # settings without an end
             self._new.append(dumps([__version__, stamp, _row(run)]))
 
     def save(self, there: Collection[str]) -> None:
-        """Add what is new to the file; anew where most of it is old, or of runs that are no longer ``there``."""
+        """Append newly cached runs to the store's file; rewrite the file if most of its lines are outdated.
+
+        ``there``: ids of the runs that exist now. A file that cannot be written is left alone.
+        """
         new, self._new = [line for line in self._new if len(line) <= _MOST_BYTES_A_RUN], []
         if not new or self._refused:
             return

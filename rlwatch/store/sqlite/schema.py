@@ -1,4 +1,7 @@
-"""Numbered schema changes. A file's version is its ``PRAGMA user_version``: how many it has been through."""
+"""Create and upgrade the tables of SQLite files by numbered migrations.
+
+A file's version is its ``PRAGMA user_version``: the number of migrations that were applied to it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rlwatch.errors import StoreCorruptError, StoreVersionError
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema: its name (for people) and what to do to a connection inside a transaction."""
+    """One step of the schema: its name (for people) and the function that applies it, inside a transaction."""
 
     name: str
     apply: Callable[[sqlite3.Connection], None]
@@ -21,9 +24,10 @@ class Migration:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing, holding the write lock from the start.
+    """Run the block as one transaction: commit all of it or nothing, holding the write lock from the start.
 
-    Transactions never nest: one that is open was begun by a Ctrl-C's victim, interrupted before it did anything.
+    Transactions never nest. If one is open, an interrupt (Ctrl-C) stopped its code right after BEGIN; it is rolled
+    back.
     """
     if db.in_transaction:
         db.execute("ROLLBACK")
@@ -38,12 +42,15 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """Number of migrations the file has been through; 0: none."""
+    """Return the number of migrations that were applied to the file; 0 for a new file."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def migrate(db: sqlite3.Connection, steps: Sequence[Migration], where: str) -> None:
-    """Bring the file to the newest version, one transaction a step. Raises ``StoreVersionError`` if it is newer."""
+    """Bring the file ``where`` to the newest version: apply each missing migration in a transaction of its own.
+
+    Raises ``StoreVersionError`` if the file is newer than this program.
+    """
     refuse_newer(version_of(db), len(steps), where)
     for number, step in enumerate(steps, start=1):
         if version_of(db) >= number:
@@ -55,7 +62,11 @@ def migrate(db: sqlite3.Connection, steps: Sequence[Migration], where: str) -> N
 
 
 def check_readable(db: sqlite3.Connection, newest: int, where: str) -> None:
-    """Readers read the newest version and the three before: the writer of a live run may be the older program."""
+    """Raise an error unless readers know the file's version: ``newest`` or one of the three before.
+
+    Older versions are read because the writer of a live run may be an older program. Raises ``StoreVersionError`` for
+    any other version and ``StoreCorruptError`` for a file without tables.
+    """
     version = version_of(db)
     refuse_newer(version, newest, where)
     if version == 0:
@@ -68,8 +79,10 @@ def check_readable(db: sqlite3.Connection, newest: int, where: str) -> None:
 
 
 def refuse_foreign(db: sqlite3.Connection, where: str) -> None:
-    """Raise ``StoreCorruptError`` for a file that holds anything but plain tables and indexes: run directories travel,
-    and a view in place of a table may have rows without end, a trigger may do anything upon a write.
+    """Raise ``StoreCorruptError`` for a file that holds anything but plain tables and indexes.
+
+    Run directories are copied between people: a view in place of a table may have endless rows, and a trigger may do
+    anything upon a write.
     """
     for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master LIMIT 1000"):
         plain = kind == "index" or (kind == "table" and not _COMPUTED.search(sql or ""))
@@ -78,11 +91,13 @@ def refuse_foreign(db: sqlite3.Connection, where: str) -> None:
 
 
 _COMPUTED = re.compile(r"\A\s*CREATE\s+VIRTUAL|\b(AS|GENERATED)\b|/\*|--", re.IGNORECASE)
-"""In the SQL of a table: one made by a module, or a column that is computed when it is read."""
+"""In the SQL of a table: a virtual table, or a column that is computed when it is read."""
 
 
 def refuse_newer(version: int, newest: int, where: str) -> None:
-    """Raise ``StoreVersionError`` for a file of a version this program does not know."""
+    """Raise ``StoreVersionError`` if the file's ``version`` is above ``newest``, the highest that this program
+    knows.
+    """
     if version > newest:
         raise StoreVersionError(
             f"{where} has format {version}, but this rlwatch knows only up to {newest}: install a newer rlwatch"

@@ -1,4 +1,6 @@
-"""Files of a journal: appended to by threads that log, one after the other, removed once all they hold is stored."""
+"""Append to the files of a run's journal, one after the other, and remove each once the database holds all of its
+items.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from rlwatch.records import PackedMetrics
 MAGIC = b"rlwatch1"
 HEADER_BYTES = len(MAGIC) + 8
 SEGMENT_BYTES = 1 << 20
-"""A file is followed by another beyond this size; so much room is set aside for it on the disk beforehand."""
+"""Size beyond which a journal file is followed by another; this much disk space is reserved for each file
+beforehand.
+"""
 
 # The C library's own calls, made without giving up the interpreter lock: os.write would hand it to a thread that
 # computes, and logging would wait for it (5 ms or more) each time. A write into the page cache takes a microsecond.
@@ -29,8 +33,10 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _write = _libc.write
 _write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
 bare_write = ctypes.PyDLL(None)["write"]
-"""The same of a descriptor, ``bytes`` and their number, without conversions of ours and without ``errno``, which cost a
-sixth of a call where caches are cold. What it returns is the number where all was written, and there alone."""
+"""The C library's ``write`` of a file descriptor, ``bytes`` and their number, without argument conversions and without
+``errno``, which cost a sixth of a call where caches are cold. Its return value is valid only if it equals the number of
+bytes: then all was written.
+"""
 _fallocate = getattr(_libc, "fallocate", None)
 _KEEP_SIZE = 1
 
@@ -43,7 +49,9 @@ _ROW_HEAD = struct.Struct("<4sIBQqdI")
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """Names of the metrics of a row, their number in one file, and how a frame of them is packed."""
+    """Names of the metrics of a row, the number of this list of names in its file, and the packing of a frame of such
+    rows.
+    """
 
     number: int
     names: tuple[str, ...]
@@ -51,22 +59,29 @@ class RowShape:
 
     @property
     def body_bytes(self) -> int:
-        """Length of the body of a frame."""
+        """Length in bytes of the body of a frame."""
         return self.frame.size - FRAME_HEAD.size - len(END)
 
     def opened(self, frame: bytes) -> tuple[int, int, float, PackedMetrics]:
-        """Number, step, time (Unix seconds) and metrics of a frame of this shape."""
+        """Return the number in the journal, the step, the Unix time and the metrics of a row, given its ``frame``."""
         _, _, _, number, step, ts, _ = _ROW_HEAD.unpack_from(frame)
         return number, step, ts, PackedMetrics(self.names, frame[_ROW_HEAD.size : -len(END)])
 
 
 def shape_of(number: int, names: tuple[str, ...]) -> RowShape:
-    """Shape of rows of these names."""
+    """Return the packing of rows with these metric ``names``; ``number``: the number of this list of names in its
+    file.
+    """
     return RowShape(number, names, struct.Struct(f"{_ROW_HEAD.format}{len(names)}d4s"))
 
 
 class SegmentFile:
-    """One file. It is closed when no thread uses it any more: one may be about to write into it."""
+    """One journal file that is open for appending.
+
+    It is closed only when no thread refers to it any more, because one may be about to write into it. ``nonce``: eight
+    bytes that name the journal. ``reserve``: bytes of disk space to reserve. Raises ``OSError`` if the file cannot be
+    created.
+    """
 
     def __init__(self, path: Path, nonce: bytes, reserve: int) -> None:
         self.path = path
@@ -87,7 +102,7 @@ class SegmentFile:
             raise OSError(ctypes.get_errno() or errno.ENOSPC, "no room for a journal", str(path))
 
     def put(self, data: bytes) -> bool:
-        """Append ``data``; whether all of it was written."""
+        """Append ``data``; return True if all of it was written, False if the disk took less."""
         write = partial(_write, self.fd, data, len(data))
         # One after the other in C: between two lines of Python the interpreter lock may go to another thread for long.
         timed: tuple[Callable[[], Any], ...] = (time.monotonic, write, time.monotonic)
@@ -99,7 +114,9 @@ class SegmentFile:
         return bool(written == len(data))
 
     def spoiled(self) -> bool:
-        """True if another process truncated or removed the file: what is written there now could not be read."""
+        """Return True if another process truncated or removed the file, so that what is written there now could not be
+        read.
+        """
         written = self.bytes  # before the look: threads that log append meanwhile
         try:
             stat = os.fstat(self.fd)
@@ -114,9 +131,10 @@ class SegmentFile:
 
 @dataclass(slots=True)
 class Stream:
-    """Files of one sort of items, one after the other; a file is followed by another beyond ``segment_bytes``.
+    """Consecutive journal files for one sort of items; beyond ``segment_bytes`` a file is followed by another.
 
-    The first is made when it is needed. :meth:`here` is called by threads that log, the rest by the one that writes.
+    The first file is made when it is needed, by ``made``. Threads that log call :meth:`here`; all other methods are
+    called by the thread that writes the database.
     """
 
     made: Callable[[], SegmentFile]
@@ -128,7 +146,7 @@ class Stream:
 
     @property
     def bytes(self) -> int:
-        """Bytes in all of its files."""
+        """Bytes in all files of the stream."""
         return self.old_bytes + (self.now.bytes if self.now is not None else 0)
 
     def files(self) -> list[SegmentFile]:
@@ -136,7 +154,7 @@ class Stream:
         return [*self.old, *([self.now] if self.now is not None else [])]
 
     def here(self) -> SegmentFile:
-        """The file to append to. Raises ``OSError`` where none can be made."""
+        """Return the file to append to, which may be a new one. Raises ``OSError`` if none can be made."""
         here, following = self.now, self.next
         if here is None or here.removed:
             self.now = here = self.made()
@@ -152,7 +170,7 @@ class Stream:
         self.now = following
 
     def remove(self, segment: SegmentFile) -> None:
-        """Remove one of the files."""
+        """Remove one of the stream's files from the disk; threads that hold it find its ``removed`` set."""
         segment.removed = True
         self.old = [each for each in self.old if each is not segment]
         self.old_bytes = sum(each.bytes for each in self.old)
@@ -162,10 +180,10 @@ class Stream:
             segment.path.unlink(missing_ok=True)
 
     def tend(self, upto: int) -> None:
-        """Remove files whose numbers are all stored (``upto``); make the next before a thread that logs needs it.
+        """Remove files whose items are all in the database, and make the next file before a logging thread needs it.
 
-        If it is the current file, rows go to the next one first; it is removed once no thread can be about to write
-        into it.
+        ``upto``: the database holds all items up to this number. If the current file can be removed, rows go to the
+        next file first; the old one is removed once no thread can be about to write into it.
         """
         for segment in [segment for segment in self.old if segment.highest <= upto]:
             self.remove(segment)
