@@ -1,12 +1,14 @@
-"""Blocks: the older rows of a metric set turned into one chunk per metric, stored with the extremes of every stretch.
+"""Turn older rows with the same metrics into blocks, columns with precomputed extremes, so that series are read
+quickly.
 
-A run is written by the row and read by the column. So the writer moves rows, once there are some hundred of a set,
-into a block: their axes once, a chunk of values for each metric, and levels of cells. A cell sums up so many rows in a
-line: the smallest and the largest finite value and where they are, the sum, and how many values are not finite.
-Blocks of a set grow: small ones are made into one of thousands of rows. What a block holds is in no row and in no
-other block; both change in one transaction, so that a reader's snapshot has every row once.
+A run is written by the row and read by the column. So once there are some hundred rows with the same metrics (a metric
+set), the writer moves them into a block. A block has their axes (seq, step, attempt, rank, time) once, a chunk of
+values for each metric, and levels of cells. A cell summarises a fixed number of consecutive rows: the smallest and the
+largest finite value and where they are, the sum, and how many values are not finite. Blocks of a set grow: small ones
+are merged into one of thousands of rows. A row is either in the table of rows or in one block; both change in one
+transaction, so that a reader's snapshot has every row once.
 
-Forecasts are few numbers and are also read by row: their rows stay, and their blocks are copies.
+Forecasts have few numbers and are also read by row: their rows stay, and their blocks are copies.
 """
 
 from __future__ import annotations
@@ -24,30 +26,33 @@ if TYPE_CHECKING:
     import numpy as np
 
 SMALL, LARGE = 512, 16384
-"""Rows of a new block, and about those of one that grows no more; fewer where a set has many metrics."""
+"""Rows of a new block, and about those of a block that grows no more; fewer where a set has many metrics."""
 KEPT = 64
-"""Newest rows of a set that stay rows: what is asked for most, and by row."""
+"""Number of the newest rows of a metric set that stay rows: they are read most often, and by row."""
 ENOUGH_VALUES, MOST_VALUES = 5 << 18, 4 << 20
-"""Values of a block that grows no more, and of any: where a small block would hold more, rows stay rows."""
+"""Values in a block that grows no more, and most values in any block: where a small block would hold more, rows stay
+rows.
+"""
 WIDTHS = (64, 256, 1024, 4096)
-"""Rows of a cell, by level; what is left at the end of a block makes a smaller cell."""
+"""Rows summarised by one cell, by level; the last cell of a block may have fewer."""
 ABSENT = 0xFFFF
-"""Place in a cell of what it does not hold."""
+"""Position in a cell of a value that the cell does not have, such as its first NaN where there is none."""
 _PLACES = 1 << 20
 _ODD = ("nan", "up", "down")
 _ALL = slice(None)
 
 Counts = Counter[tuple[str, int]]
-"""Rows by the table that keeps them and their metric set."""
+"""Number of rows by (table, id of the metric set)."""
 
 
 _NUMBERS = ("low", "high", "total")
 _PLACED = ("low_at", "high_at", "nan_at", "up_at", "down_at", "numbers", "nans", "ups", "downs")
 _FIELDS = dict.fromkeys(_NUMBERS, "<f8") | dict.fromkeys(_PLACED, "<u2")
 Cells = dict[str, "np.ndarray"]
-"""Cells (metrics, cells), by field. Extremes (inf and -inf where there are none) and sum of the finite values; places
-within the cell of the first smallest and the last largest of them, of the first NaN, +Inf and -Inf; how many values are
-finite, NaN, +Inf and -Inf.
+"""Cells by field, each an array (metrics, cells). ``low``, ``high``: extremes of the finite values (inf and -inf if
+there are none); ``total``: their sum. ``low_at``, ``high_at``: positions within the cell of the first smallest and the
+last largest finite value; ``nan_at``, ``up_at``, ``down_at``: of the first NaN, +Inf and -Inf. ``numbers``, ``nans``,
+``ups``, ``downs``: number of values that are finite, NaN, +Inf and -Inf.
 """
 
 
@@ -55,7 +60,9 @@ finite, NaN, +Inf and -Inf.
 
 
 def pack_axis(values: np.ndarray) -> bytes:
-    """Whole numbers; first and stride alone where they are evenly spaced, as steps mostly are."""
+    """Return the whole numbers ``values`` (rows,) as bytes: only first and stride if they are evenly spaced, as steps
+    mostly are.
+    """
     import numpy as np
 
     strides = np.diff(values)
@@ -65,7 +72,7 @@ def pack_axis(values: np.ndarray) -> bytes:
 
 
 def unpack_axis(blob: bytes, rows: int) -> np.ndarray:
-    """The numbers again."""
+    """Return the numbers (``rows``,) that :func:`pack_axis` packed."""
     import numpy as np
 
     if len(blob) == 16:
@@ -75,7 +82,7 @@ def unpack_axis(blob: bytes, rows: int) -> np.ndarray:
 
 
 def finest(values: np.ndarray) -> Cells:
-    """Cells of :data:`WIDTHS` [0] rows of ``values`` (metrics, rows), whose rows are a multiple of it."""
+    """Return cells of ``WIDTHS[0]`` rows of ``values`` (metrics, rows); the number of rows is a multiple of that."""
     import numpy as np
 
     stretches = values.reshape(len(values), -1, WIDTHS[0])
@@ -99,7 +106,7 @@ def finest(values: np.ndarray) -> Cells:
 
 
 def coarser(cells: Cells, width: int, times: int) -> Cells:
-    """Cells of ``times`` as many rows, of those of ``width`` rows."""
+    """Return cells that summarise ``times`` as many rows as the given cells of ``width`` rows."""
     import numpy as np
 
     shape = cells["low"].shape
@@ -134,12 +141,12 @@ def _empty(shape: tuple[int, ...]) -> Cells:
 
 
 def pack_cells(cells: Cells) -> bytes:
-    """One field after the other, each metric by metric."""
+    """Return cells as bytes: one field after the other, each metric by metric."""
     return b"".join(cells[name].astype(kind).tobytes() for name, kind in _FIELDS.items())
 
 
 def unpack_cells(blob: bytes, count: int, places: Sequence[int] | slice) -> Cells:
-    """Cells of the metrics at ``places``, of ``count`` a metric."""
+    """Return the cells of the metrics at the positions ``places``, from a blob with ``count`` cells per metric."""
     import numpy as np
 
     metrics = len(blob) // (count * sum(np.dtype(kind).itemsize for kind in _FIELDS.values()))
@@ -156,7 +163,11 @@ def unpack_cells(blob: bytes, count: int, places: Sequence[int] | slice) -> Cell
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block: ``rows`` rows in order of ``seq``, and between which numbers they lie."""
+    """A block of ``rows`` rows in order of ``seq``, with its bounds, as read from the database.
+
+    ``number``: its id. ``first_seq``, ``last_seq``: bounds of the sequence numbers; ``low_``, ``high_``: bounds of
+    steps and attempts. ``packed_``: axes as :func:`pack_axis` packed them.
+    """
 
     number: int
     rows: int
@@ -172,39 +183,43 @@ class Block:
 
     @property
     def seqs(self) -> np.ndarray:
-        """(rows,)."""
+        """Sequence numbers of the rows (rows,), ascending."""
         return unpack_axis(self.packed_seqs, self.rows)
 
     @property
     def steps(self) -> np.ndarray:
-        """(rows,)."""
+        """Training steps of the rows (rows,)."""
         return unpack_axis(self.packed_steps, self.rows)
 
     @property
     def attempts(self) -> np.ndarray:
-        """(rows,)."""
+        """Attempts that wrote the rows (rows,)."""
         return unpack_axis(self.packed_attempts, self.rows)
 
     def spacing(self) -> tuple[int, int, int, int] | None:
-        """First and stride of the seqs, then of the steps, where both are evenly spaced and of one attempt."""
+        """Return (first seq, stride, first step, stride) if both axes are evenly spaced and of one attempt; else
+        None.
+        """
         if len(self.packed_seqs) != 16 or len(self.packed_steps) != 16 or self.low_attempt != self.high_attempt:
             return None
         return (*struct.unpack("<qq", self.packed_seqs), *struct.unpack("<qq", self.packed_steps))
 
     def ranks(self, db: sqlite3.Connection) -> np.ndarray:
-        """(rows,)."""
+        """Return the ranks that logged the rows (rows,), read from ``db``."""
         [blob] = db.execute("SELECT ranks FROM block WHERE id = ?", (self.number,)).fetchone()
         return unpack_axis(blob, self.rows)
 
     def moments(self, db: sqlite3.Connection) -> np.ndarray:
-        """Unix seconds (rows,), NaN for rows without a time."""
+        """Return the Unix seconds of the rows (rows,), read from ``db``; NaN for rows without a time."""
         import numpy as np
 
         [blob] = db.execute("SELECT ts FROM block WHERE id = ?", (self.number,)).fetchone()
         return np.frombuffer(blob, dtype="<f8")
 
     def values(self, db: sqlite3.Connection, places: Sequence[int], rows: slice | np.ndarray = _ALL) -> np.ndarray:
-        """Return the values of the metrics at ``places`` of the set, for ``rows`` of the block: (places, rows)."""
+        """Return the values (places, rows) of the metrics at positions ``places`` of their set, for ``rows`` of the
+        block.
+        """
         import numpy as np
 
         count = len(range(self.rows)[rows]) if isinstance(rows, slice) else len(rows)
@@ -215,13 +230,15 @@ class Block:
         return found
 
     def cells(self, db: sqlite3.Connection, width: int, places: Sequence[int] | slice = _ALL) -> Cells:
-        """Return the cells of ``width`` rows of the metrics at ``places`` of the set."""
+        """Return the cells of ``width`` rows of the metrics at positions ``places`` of their set."""
         [blob] = db.execute("SELECT v FROM level WHERE id = ?", (self.number * 4 + WIDTHS.index(width),)).fetchone()
         return unpack_cells(blob, -(-self.rows // width), places)
 
 
 def holds_blocks(db: sqlite3.Connection) -> bool:
-    """Return False for a file from before there were blocks, which its writer will upgrade."""
+    """Return True if the file has a table of blocks; one from before blocks existed has none until its writer upgrades
+    it.
+    """
     return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'block'").fetchone() is not None
 
 
@@ -233,19 +250,23 @@ _BLOCKS = """SELECT id, n, first_seq, last_seq, low_step, high_step, low_attempt
 def blocks_of(
     db: sqlite3.Connection, kept_in: str, mset: int, after_seq: int = 0, steps: tuple[int, int] | None = None
 ) -> list[Block]:
-    """Blocks of the set that have rows above ``after_seq`` and may have some of ``steps``, in order of ``seq``."""
+    """Return the blocks of a metric set in order of ``seq``, without those that lie outside what is asked for.
+
+    ``kept_in``: table of the rows, ``record`` or ``forecast``. ``mset``: id of the metric set. ``after_seq``: leave out
+    blocks whose rows are all at or below this number. ``steps``: leave out blocks outside of these two steps.
+    """
     return [Block(*row) for row in db.execute(_BLOCKS, (kept_in, mset, after_seq, *(steps or (None, None))))]
 
 
 def blocked_sets(db: sqlite3.Connection, kept_in: str) -> list[int]:
-    """Metric sets that have blocks."""
+    """Return the ids of the metric sets of a table (``record`` or ``forecast``) that have blocks."""
     if not holds_blocks(db):
         return []
     return [mset for (mset,) in db.execute("SELECT DISTINCT mset FROM block WHERE kept_in = ?", (kept_in,))]
 
 
 def last_blocked(db: sqlite3.Connection, kept_in: str, mset: int) -> int:
-    """The highest ``seq`` of the set that is in a block; 0: none."""
+    """Return the highest ``seq`` of the metric set that is in a block; 0 if none is."""
     row = db.execute("SELECT max(last_seq) FROM block WHERE kept_in = ? AND mset = ?", (kept_in, mset)).fetchone()
     return row[0] or 0
 
@@ -254,7 +275,7 @@ def last_blocked(db: sqlite3.Connection, kept_in: str, mset: int) -> int:
 
 
 class Blocks:
-    """Makes blocks of what a writer wrote, bit by bit, so that no write waits for much."""
+    """Turns rows that a writer wrote into blocks, a part at a time, so that no write is delayed much."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._widths: dict[int, int] = {}
@@ -270,34 +291,37 @@ class Blocks:
                 self._rows[kept_in, mset] -= rows
 
     def add(self, written: Counts) -> None:
-        """Take notice of rows that were written."""
+        """Count rows that were written, by table and metric set."""
         if self._here:
             self._rows.update(written)
 
     def due(self) -> bool:
-        """Return True if some rows are waiting to become a block."""
+        """Return True if enough rows of some metric set have gathered to make a block."""
         return any(rows >= SMALL + KEPT for rows in self._rows.values())
 
     def work(self, db: sqlite3.Connection) -> None:
-        """Make a block of every set that waits for one; the caller holds the transaction."""
+        """Make one block for every metric set with enough rows; the caller holds the transaction."""
         for (kept_in, mset), rows in self._rows.items():
             if rows >= SMALL + KEPT:
                 self._rows[kept_in, mset] -= self._moved(db, kept_in, mset, rows)
 
     def forget_late(self, db: sqlite3.Connection, lowest: Mapping[int, int]) -> None:
-        """Take down blocks into which forecasts belong that came late, by metric set: their rows are there still."""
+        """Remove blocks of forecasts into which late forecasts belong; their rows are still there.
+
+        ``lowest``: metric set -> lowest ``seq`` of the forecasts that were just written.
+        """
         for mset, seq in lowest.items() if self._here else ():
             for block in blocks_of(db, "forecast", mset, seq - 1):
                 _remove(db, block)
                 self._rows["forecast", mset] += block.rows
 
     def later(self) -> None:
-        """Try again when as many rows have come once more: there was no room."""
+        """Postpone blocks until as many rows have come once more, because the disk had no space."""
         for key, rows in self._rows.items():
             self._rows[key] = min(rows, KEPT)
 
     def _moved(self, db: sqlite3.Connection, kept_in: str, mset: int, rows: int) -> int:
-        """Make one block; by how many rows there are fewer that wait."""
+        """Make one block; return by how much the count of rows that wait decreases."""
         import numpy as np
 
         of = _Set(kept_in, mset, self._width(db, mset))
@@ -344,7 +368,7 @@ class _Axes:
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """The rows of a metric set of ``width`` metrics in one table."""
+    """Rows of one table with the same ``width`` metrics."""
 
     kept_in: str
     mset: int
@@ -352,14 +376,14 @@ class _Set:
 
     @property
     def large(self) -> int:
-        """Rows of a large block; 0 where there are too many metrics for any."""
+        """Rows of a large block; 0 if the set has too many metrics for any block."""
         if SMALL * self.width > MOST_VALUES:
             return 0
         return min(LARGE, max(1, ENOUGH_VALUES // max(1, self.width) // SMALL) * SMALL)
 
 
 def _grow(db: sqlite3.Connection, of: _Set) -> None:
-    """Make one block of the small ones at the end, once they are as many rows as one."""
+    """Merge the small blocks at the end into one, once they have as many rows as a large block."""
     import numpy as np
 
     tail: list[Block] = []
@@ -385,7 +409,7 @@ def _grow(db: sqlite3.Connection, of: _Set) -> None:
 
 
 def _insert(db: sqlite3.Connection, of: _Set, axes: _Axes, values: Sequence[np.ndarray], cells: Cells | None) -> None:
-    """Insert a block of ``values``, a column a metric; ``cells``: the finest, None if there is no metric."""
+    """Insert a block of ``values``, a column per metric; ``cells``: the finest ones, None if there is no metric."""
     whole = (axes.seqs, axes.steps, axes.attempts, axes.ranks)
     bounds = (axes.seqs[0], axes.seqs[-1], axes.steps.min(), axes.steps.max(), axes.attempts.min(), axes.attempts.max())
     inserted = db.execute(
@@ -411,7 +435,7 @@ def _remove(db: sqlite3.Connection, block: Block) -> None:
 
 
 def forget_incomplete(db: sqlite3.Connection, widths: Mapping[int, int]) -> None:
-    """Remove blocks that lack a part, as in a damaged file. ``widths``: metrics of each metric set."""
+    """Remove blocks of a damaged file that lack a part. ``widths``: metric set -> number of its metrics."""
     for number, mset in db.execute("SELECT id, mset FROM block").fetchall():
         first, level = number * _PLACES, number * 4
         counted = db.execute(

@@ -1,20 +1,21 @@
-"""A run's journal: files in its directory that hold what was logged and is not yet in ``run.db``.
+"""Keep a run's journal: files in the run's directory with items that were logged and are not yet in ``run.db``.
 
-The thread that logs appends to it before the call returns, so that a row is in the page cache, which outlives the
-process (``SIGKILL``; not a power cut), whatever the thread that writes the database is doing. What was committed is
-forgotten file by file. The next process that opens the run brings into the database what a dead process left here.
+The thread that logs appends an item before the call returns. The item is then in the page cache, which outlives the
+process (``SIGKILL``; not a power cut), whatever the thread that writes the database does. Files whose items are all in
+the database are removed. The next process that opens the run stores what a dead process left here.
 
-File: ``MAGIC``, eight random bytes that name the journal, then frames: ``MARK``, length of the body, body, ``END``.
-The first byte of a body gives its kind: the names of a metric set (JSON), a record (packed), a part of one (the rest
-of which was not a plain number yet), an event, a spike or a completion batch, or how the run was ended: a process that
-is gone before its writer stored the end has not died. A frame that was cut short, by a kill or a full disk, is passed
-over up to the next mark.
+File: ``MAGIC``, eight random bytes that name the journal, then frames: ``MARK``, length of the body, body, ``END``. The
+first byte of a body gives its kind. It is the names of a metric set (JSON), a record (packed), a part of a record
+(whose other values were not plain numbers yet), an event, a batch of tokens or of completions, or how the run ended.
+The last kind shows that a process whose writer did not store the end has ended regularly. A frame that was cut short,
+by a kill or a full disk, is skipped up to the next mark.
 
-How the run was ended, and which rows were lost, is written into a file of its own as well, ``run.journal.end``, whose
-room was taken when the journal was begun; ``run.journal.reserve`` is removed at the end of a run whose disk is full, so
-that what was found can still be stored.
+How the run ended, and which rows were lost, is also written into a file of its own, ``run.journal.end``, whose space
+was taken when the journal was begun. ``run.journal.reserve`` is removed at the end of a run whose disk is full, so that
+what was found can still be stored.
 
-Spike batches and completions have files of their own, so that where room is short they can be removed without the rows.
+Batches of tokens and completions have files of their own, so that where space is short they can be removed without the
+rows.
 """
 
 from __future__ import annotations
@@ -57,12 +58,16 @@ from rlwatch.store.sqlite.segments import (
 
 BUDGET_VARIABLE = "RLWATCH_JOURNAL_MB"
 BUDGET_MB, LEAST_MB = 256.0, 1.0
-"""Journal of one run that is not in its database yet, in 2**20 bytes; beyond it nothing but events is appended."""
+"""Default and smallest allowed size of the part of a run's journal that is not yet in its database, in MiB (2**20
+bytes); beyond it nothing but events is appended.
+"""
 SLOW_S, REST_S, LONGEST_REST_S = 0.25, 60.0, 3600.0
-"""A write into the page cache that takes so long (seconds) waited for the disk, and training with it: the journal is
-left alone for a minute, twice as long each time that happens again. A loaded machine alone does not take so long."""
+"""Seconds. A write into the page cache that takes ``SLOW_S`` waited for the disk, and training with it. The journal
+then pauses for ``REST_S``, twice as long each time that happens again, at most ``LONGEST_REST_S``. A loaded machine
+alone does not take so long.
+"""
 QUICKLY = 0.5
-"""Share of the budget from which on no row goes the quick way, which asks for no room."""
+"""Share of the budget from which on no row takes the fast path, which does not check the space left."""
 _PLAIN = frozenset({float, int, bool})
 _NUMPYS = ("floating", "integer", "bool_")
 _NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS, _ENDED = b"NRPESCF"
@@ -70,23 +75,26 @@ _NUMBERED = struct.Struct("<BQ")  # what it is, and its number in the journal
 _AROUND = FRAME_HEAD.size + len(END)
 """Bytes of a frame around its body."""
 _FORGOTTEN = 4096
-"""Numbers that were drawn and never stored (their thread died) are waited for until so many later ones were."""
+"""A number that was drawn and never stored (its thread died) counts as lost once this many later numbers were drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """The part of a journal that is in the database: all up to ``upto``, and the numbers ``above`` it."""
+    """The part of a journal that is in the database: items with numbers up to ``upto``, and those in ``above``.
+
+    ``nonce``: the journal's name, in hexadecimal.
+    """
 
     nonce: str
     upto: int = 0
     above: frozenset[int] = frozenset()
 
     def holds(self, number: int) -> bool:
-        """Return True if the item of this number is stored."""
+        """Return True if the item with this number is in the database."""
         return number <= self.upto or number in self.above
 
     def after(self, numbers: Iterable[int]) -> JournalPosition:
-        """The mark once these are stored, too."""
+        """Return the position once the items with these numbers are stored, too."""
         numbers = list(numbers)
         if not self.above and numbers == list(range(self.upto + 1, self.upto + 1 + len(numbers))):
             return JournalPosition(self.nonce, self.upto + len(numbers))  # in order, as mostly
@@ -98,7 +106,10 @@ class JournalPosition:
 
 
 def budget_bytes(env: Mapping[str, str] | None = None) -> int:
-    """Return the most bytes a journal may take: 256 MB, or ``RLWATCH_JOURNAL_MB``. Raises ``ConfigError``."""
+    """Return the most bytes that a run's journal may take: 256 MiB, or ``RLWATCH_JOURNAL_MB`` MiB from ``env``.
+
+    ``env``: by default the process's environment. Raises ``ConfigError`` if the variable is not a number of at least 1.
+    """
     value = (os.environ if env is None else env).get(BUDGET_VARIABLE, "").strip()
     try:
         megabytes = float(value or BUDGET_MB)
@@ -111,10 +122,12 @@ def budget_bytes(env: Mapping[str, str] | None = None) -> int:
 
 @dataclass(slots=True)
 class SQLiteJournal:
-    """The journal that this process appends to. ``append*`` may be called from any thread, and from signal handlers.
+    """The journal that this process appends to, in the run's ``directory``.
 
-    Only one thread calls the other methods. Opening it raises ``OSError`` if the directory cannot be written, and
-    ``ConfigError`` for an invalid budget (``RLWATCH_JOURNAL_MB``).
+    ``append*`` and ``keep`` may be called from any thread, and from signal handlers; only one thread calls the other
+    methods. ``budget_bytes``: the most bytes it may take. ``mark``: what of the journal is in the database. Opening it
+    raises ``OSError`` if the directory cannot be written, and ``ConfigError`` for an invalid budget
+    (``RLWATCH_JOURNAL_MB``).
     """
 
     directory: Path
@@ -127,20 +140,22 @@ class SQLiteJournal:
     _rows: Stream = field(init=False)
     _bulk: dict[type, Stream] = field(init=False)
     filled: float = field(init=False, default=0.0)
-    """Share of the budget that is taken, as last reckoned and added to since; from 1 on nothing but events is kept."""
+    """Share of the budget that is used, approximately; from 1 on nothing but events is kept."""
     cramped: bool = field(init=False, default=False)
-    """True if its disk had no room for the last item."""
+    """True if the disk had no space for the last item."""
     refusals: int = field(init=False, default=0)
-    """Number of items that its disk had no room for."""
+    """Number of items for which the disk had no space."""
     lost: bool = field(init=False, default=False)
-    """True if rows were noted as lost that the store does not know of."""
+    """True if the journal has a note of lost rows that the store does not have."""
     _end: EndReserve = field(init=False)
     _rests_until: float = field(init=False, default=0.0)
     _rest_s: float = field(init=False, default=REST_S)
     _types: frozenset[type] = field(init=False, default=_PLAIN)
     """Types of values that take the fast path: Python's own numbers, and numpy's scalars once numpy is imported."""
     _quick: SegmentFile | None = field(init=False, default=None)
-    """The file of the last row, where the next may follow without a question; else it goes the long way, which asks."""
+    """The file of the last row, to which the next may be appended without checks; None if the slow path must check
+    first.
+    """
 
     def __post_init__(self) -> None:
         self._nonce = os.urandom(8)
@@ -154,16 +169,18 @@ class SQLiteJournal:
 
     @property
     def limit(self) -> str:
-        """Words for what it may take."""
+        """Description of the journal's limit, for messages about rows that it did not keep."""
         most = f"{self.budget_bytes / (1 << 20):,.0f} MB"
         return "the disk of its journal is full" if self.cramped else f"its journal may take {most}"
 
     def keep(self, step: int, metrics: dict[str, Any]) -> KeptRow | None:
-        """Append a record of known names and plain numbers, in half the time of :meth:`append_record`.
+        """Append a record of known metric names and plain numbers, in half the time of :meth:`append_record`.
 
-        Returns None if the row was not kept, and must take the slow path. ``step``: within what a store can hold.
+        Returns the packed row, or None if the row was not kept and must take the slow path. ``step`` must fit in 64
+        bits.
 
-        Written out, for the thread that trains comes here with cold caches: each function more costs it a microsecond.
+        The code is written out in one function: the training thread comes here with cold caches, where each further
+        call costs a microsecond.
         """
         here = self._quick
         if here is None or here.bytes > self._segment_bytes:
@@ -193,9 +210,10 @@ class SQLiteJournal:
         return frame, shape
 
     def append_record(self, step: int, ts: float, metrics: Mapping[str, float], *, whole: bool = True) -> int:
-        """Keep one ``run.log``: plain numbers by name. The number it has here, or 0 if it could not be kept.
+        """Append one record: its ``step``, time ``ts`` (Unix seconds) and ``metrics``, all plain numbers.
 
-        ``whole``: whether these are all of its metrics.
+        ``whole``: True if these are all metrics of the record. Returns the item's number in the journal, or 0 if it
+        could not be kept.
         """
         if self._rests_until and time.monotonic() < self._rests_until:
             return 0
@@ -222,7 +240,10 @@ class SQLiteJournal:
                 return kept
 
     def append(self, item: SpikeBatch | CompletionBatch | Event) -> int:
-        """Keep anything else that is logged. Raises what cannot be encoded: ``ValueError``, ``StoreError``..."""
+        """Append a batch or an event; return the item's number in the journal, or 0 if it could not be kept.
+
+        Raises ``ValueError`` or ``StoreError`` if the item cannot be encoded, or what its values raise.
+        """
         if isinstance(item, Event):
             kind, body = _EVENT, _event(item)
         else:
@@ -248,7 +269,9 @@ class SQLiteJournal:
                 return kept
 
     def note_end(self, state: RunState, reason: str, now: float) -> None:
-        """Keep how the run was ended, before its writer stores it; also while the journal rests."""
+        """Record how the run ended, before its writer stores it; also while the journal pauses. ``now``: Unix
+        seconds.
+        """
         body = dumps([state.value, plain(reason)[:MOST_REASON], now]).encode()
         self._end.put(_framed(_NUMBERED.pack(_ENDED, 0) + body))
         while True:
@@ -258,16 +281,16 @@ class SQLiteJournal:
                 return
 
     def note_lost(self, event: Event) -> None:
-        """Keep that rows were lost, where the store cannot take it."""
+        """Record an event that reports lost rows, for a store that cannot take it now."""
         self._end.put(_framed(_NUMBERED.pack(_EVENT, next(self._ids)) + _event(event)))
         self.lost = True
 
     def make_room(self) -> None:
-        """Give up what was reserved for the end."""
+        """Release the disk space that was reserved for the end of the run."""
         self._end.make_room()
 
     def on_disk(self) -> bool:
-        """Wait until the disk has all files. False where it refuses, as one does that has become read-only."""
+        """Wait until the disk has all journal files; False if it refuses, as a disk does that became read-only."""
         try:
             for each in [each for stream in self._streams() for each in stream.files()]:
                 file = os.open(each.path, os.O_RDONLY)
@@ -280,12 +303,12 @@ class SQLiteJournal:
         return True
 
     def stored(self, mark: JournalPosition) -> None:
-        """Take notice of what the database holds by now."""
+        """Set what the database now holds of the journal, and remove files that are no longer needed."""
         self.mark = mark
         self.tend()
 
     def tend(self) -> None:
-        """Remove files of which the database holds all, and make the next ones before they are needed."""
+        """Remove files whose items are all in the database, and make the next files before they are needed."""
         for stream in self._streams():
             stream.tend(self.mark.upto)
         if self._quick is not self._rows.now:  # rows go to another file
@@ -293,8 +316,9 @@ class SQLiteJournal:
         self._reckon()
 
     def give_up(self, kind: type) -> list[tuple[int, Item]] | None:
-        """Remove the oldest file of items of ``kind`` (spike batches or completions); what it held and was not stored,
-        by number. None: there is no such file.
+        """Remove the oldest file of items of ``kind`` (batches of tokens or of completions), to free space.
+
+        Returns the file's items that are not in the database, with their numbers; None if there is no such file.
         """
         stream = self._bulk[kind]
         oldest = next(iter(stream.files()), None)
@@ -307,13 +331,17 @@ class SQLiteJournal:
         return [(number, item) for number, item, _ in held if not self.mark.holds(number)]
 
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
-        """Items in the files, whole, not stored and not ``taken``; for the thread that writes the run."""
+        """Return the first ``limit`` complete items that are neither in the database nor in ``taken``, with their
+        numbers.
+
+        Only the thread that writes the run may call it.
+        """
         kept = _in_order((each.lowest, each.path) for stream in self._streams() for each in stream.files())
         new = ((number, item) for number, item, whole in kept if whole and number not in taken)
         return list(islice(((number, item) for number, item in new if not self.mark.holds(number)), limit))
 
     def close(self, *, remove: bool) -> None:
-        """Leave it. ``remove``: all of it is stored, the end too."""
+        """Close the journal; ``remove`` its files if all items and the end of the run are in the database."""
         self._end.close(remove=remove)
         for stream in self._streams() if remove else ():
             for segment in [*stream.files(), *([stream.next] if stream.next else [])]:
@@ -330,7 +358,7 @@ class SQLiteJournal:
         return [self._rows, *self._bulk.values()]
 
     def _look_at(self, here: SegmentFile) -> None:
-        """Rest if the disk made a logging thread wait: once is enough."""
+        """Pause the journal if the disk made a logging thread wait: once is enough."""
         if here.longest_s > SLOW_S:
             here.longest_s, self._quick = 0.0, None
             self._rests_until = time.monotonic() + self._rest_s
@@ -361,7 +389,10 @@ END_BYTES, RESERVE_BYTES, MOST_REASON = 1 << 14, 1 << 18, 2000
 
 
 class EndReserve:
-    """Room for the end of a run, taken at its beginning: a file that is written over, and one that is removed."""
+    """Disk space for the end of a run, taken at its beginning: a file to overwrite, and a file that can be removed.
+
+    ``directory``: the run's. ``nonce``: eight bytes that name the journal. A disk without space raises nothing.
+    """
 
     def __init__(self, directory: Path, nonce: bytes) -> None:
         self._path, self._reserve = directory / END_FILE, directory / RESERVE_FILE
@@ -377,19 +408,19 @@ class EndReserve:
                 os.close(reserve)
 
     def put(self, frame: bytes) -> None:
-        """Write the next frame over the room for it."""
+        """Write the next frame into the reserved space; a frame that does not fit is dropped."""
         if self._fd >= 0 and self._at + len(frame) <= END_BYTES:
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, frame, self._at)
                 self._at += len(frame)
 
     def make_room(self) -> None:
-        """Remove what was reserved on the disk."""
+        """Remove the reserve file from the disk."""
         with contextlib.suppress(OSError):
             self._reserve.unlink(missing_ok=True)
 
     def close(self, *, remove: bool) -> None:
-        """Leave it."""
+        """Remove the reserve and close the file of the end; with ``remove`` delete that as well."""
         self.make_room()
         fd, self._fd = self._fd, -1
         with contextlib.suppress(OSError):
@@ -400,13 +431,15 @@ class EndReserve:
 
 
 def all_in(directory: Path) -> list[Path]:
-    """The journal files, with that of the end where anything was noted in it."""
+    """Return the journal files in a run's ``directory``, followed by the file of the run's end if it holds anything."""
     end = directory / END_FILE
     return [*files_in(directory), *([end] if holds_end(directory) else [])]
 
 
 def holds_end(directory: Path) -> bool:
-    """Return True if an end was noted."""
+    """Return True if the journal in a run's ``directory`` records an end of the run, or lost rows, in the reserved
+    file.
+    """
     path = directory / END_FILE
     with contextlib.suppress(OSError):
         if path.is_file() and not path.is_symlink():
@@ -416,13 +449,15 @@ def holds_end(directory: Path) -> bool:
 
 
 def ending_in(directory: Path) -> tuple[RunState, str, float] | None:
-    """State, reason and time of the run's end, if its process came to note it."""
+    """Return state, reason and Unix time of the run's end as recorded in its journal; None if no end was recorded."""
     endings = (end_in(path) for path in reversed(all_in(directory)))
     return next((ending for ending in endings if ending is not None), None)
 
 
 def journals_in(directory: Path) -> dict[str, Iterator[tuple[int, Item]]]:
-    """Return the journals that dead processes left in ``directory``, by name: items by number, read file by file."""
+    """Return the journals that dead processes left in ``directory``: name -> items with their numbers, read file by
+    file.
+    """
     by_name: dict[str, list[tuple[int, Path]]] = {}
     for path in all_in(directory):
         with contextlib.suppress(OSError):
@@ -437,8 +472,8 @@ def journals_in(directory: Path) -> dict[str, Iterator[tuple[int, Item]]]:
 def _in_order(files: Iterable[tuple[int, Path]]) -> Iterator[tuple[int, Item, bool]]:
     """Iterate over items of files (each with its lowest number) in order of number.
 
-    Rows must not overtake items that are kept in other files, because a journal position counts numbers that many later
-    ones have passed as lost.
+    Rows must not overtake items that are kept in other files. A journal position counts numbers as lost that many later
+    ones have passed.
     """
     waiting = deque(sorted(files, key=itemgetter(0)))
     opened: list[tuple[int, int, Item, bool, Iterator[tuple[int, Item, bool]]]] = []
@@ -459,7 +494,10 @@ def _in_order(files: Iterable[tuple[int, Path]]) -> Iterator[tuple[int, Item, bo
 
 
 def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:
-    """The journal's name, and its items: number, item, and whether it is whole. Damage is passed over."""
+    """Return the journal's name and the items of one file, each as (number, item, True if the item is complete).
+
+    Damaged parts are skipped; a file that is no journal gives an empty name and no items.
+    """
     try:
         data = path.read_bytes()
     except OSError:
@@ -478,7 +516,7 @@ def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:
 
 
 def end_in(path: Path) -> tuple[RunState, str, float] | None:
-    """Return state, reason and time (Unix seconds) of the end recorded in the journal; None if it has none."""
+    """Return state, reason and Unix time of the run's end as recorded in one journal file; None if it records none."""
     with contextlib.suppress(OSError, ValueError, TypeError, StoreError):
         data = path.read_bytes()
         ends = [body for body in _bodies(data, HEADER_BYTES) if body[:1] == bytes((_ENDED,))]

@@ -1,4 +1,4 @@
-"""Read what a run holds: rows over an open connection to ``run.db``, and the half of a store that answers with them."""
+"""Read what a run holds: rows over an open connection to ``run.db``, and the reading part of a store."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ _RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v FROM record "
 
 
 def read_records(db: sqlite3.Connection, after_seq: int, limit: int | None) -> list[StepRecord]:
-    """Records with a higher seq, in order of seq."""
+    """Return up to ``limit`` records (None: all) with sequence numbers above ``after_seq``, in order of ``seq``."""
     return list(islice(_records(db, after_seq, None, -1 if limit is None else limit), limit))
 
 
 def newest_records(db: sqlite3.Connection, after_seq: int, last: int) -> list[StepRecord]:
-    """The ``last`` records with a higher seq, in order of seq."""
+    """Return the ``last`` newest records with sequence numbers above ``after_seq``, in order of ``seq``."""
     rows = db.execute(_RECORDS + "WHERE seq > ? ORDER BY seq DESC LIMIT ?", (after_seq, last)).fetchall()
     floor = rows[-1][0] if 0 < last == len(rows) else after_seq  # what is in blocks may be newer than a late set's row
     older = [block for block in record_blocks(db) if block.last_seq > floor]
@@ -71,7 +71,7 @@ def newest_records(db: sqlite3.Connection, after_seq: int, last: int) -> list[St
 
 
 def read_events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Event]:
-    """Events with a higher seq, in order of seq."""
+    """Return up to ``limit`` events (-1: all) with sequence numbers above ``after_seq``, in order of ``seq``."""
     rows = db.execute(EVENT.select("WHERE seq > ? ORDER BY seq LIMIT ?"), (after_seq, limit))
     extra = extra_of(db, EVENT, after_seq)
     return [EVENT.record(row, extra.get(row[0])) if extra else EVENT.record(row) for row in rows]
@@ -80,7 +80,10 @@ def read_events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list
 def read_branch(
     db: sqlite3.Connection, attempt: int, before_step: int, after_seq: int = 0
 ) -> Iterator[StepRecord | Event]:
-    """The history ``attempt`` continues from ``before_step`` on, above ``after_seq``, in order of seq."""
+    """Iterate over the earlier records and events that ``attempt``, which begins at ``before_step``, continues.
+
+    In order of ``seq``, only those above ``after_seq``; rows that a later attempt replaced are left out.
+    """
     below = branch_bounds(db, attempt, before_step)
     cut: set[int] = set()  # attempts that have left the branch: their later events do not belong to it
     for item in _merged(_records(db, after_seq, attempt), iter(read_events(db, after_seq))):
@@ -94,14 +97,14 @@ def read_branch(
 
 
 def read_stream(db: sqlite3.Connection, after_seq: int, limit: int) -> list[StepRecord | Event]:
-    """The next records and events, in order of seq."""
+    """Return the next ``limit`` records and events with sequence numbers above ``after_seq``, in order of ``seq``."""
     return list(islice(_merged(_records(db, after_seq, None, limit), iter(read_events(db, after_seq, limit))), limit))
 
 
 def _records(
     db: sqlite3.Connection, after_seq: int, before_attempt: int | None, limit: int = -1
 ) -> Iterator[StepRecord]:
-    """Iterate over the records, so that not all are held at once."""
+    """Iterate over the records, so that not all are in memory at once."""
     names = metric_sets(db)
     sources = [_of_rows(db, names, after_seq, before_attempt, limit)]
     for mset in blocked_sets(db, "record"):
@@ -162,7 +165,7 @@ def _merged(records: Iterator[StepRecord], events: Iterator[Event]) -> Iterator[
 
 
 def read_last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
-    """Metric name -> (step, value) of the record with the highest seq that held it."""
+    """Return metric name -> (step, value) of the record with the highest ``seq`` that has the metric."""
     newest, held = [], metric_tables(db)
     for number, names in metric_sets(db).items():
         for table in held:
@@ -179,13 +182,13 @@ def read_last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
 
 
 def read_findings(db: sqlite3.Connection) -> list[Finding]:
-    """Findings of every stage in order of seq, then of writing."""
+    """Return the findings of every stage, also those that eased or ended, in order of ``seq``, then of writing."""
     rows = db.execute(FINDING.select("ORDER BY seq, id", "body"))
     return [FINDING.record(row, body) for body, *row in rows]
 
 
 def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRecord]:
-    """The ``last`` newest (None: all), in order of seq."""
+    """Return the ``last`` newest forecasts (None: all), in order of ``seq``."""
     if "forecast" not in metric_tables(db):
         return []
     sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
@@ -202,9 +205,10 @@ def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRec
 def read_spikes(
     db: sqlite3.Connection, last: int | None, reason: str | None = None, step: int | None = None
 ) -> list[SpikeBatch]:
-    """Read the ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all.
+    """Return the ``last`` token batches that were written (None: all), by step; if given, of one ``reason`` or
+    ``step``.
 
-    Batches without tokens are read only if their reason is given.
+    Batches without tokens, such as distributions, are returned only if their reason is given.
     """
     most = -1 if last is None else last
     rows = db.execute(
@@ -219,7 +223,10 @@ def read_spikes(
 def spikes_of(  # noqa: PLR0917  (a row, as it is selected)
     step: int, blob: bytes, reason: str, ts: float, attempt: int, rank: int
 ) -> SpikeBatch:
-    """The batch of a row of ``spike_batch``, whatever engine holds it. Raises ``ValueError`` on damage."""
+    """Return the token batch of one row of the table ``spike_batch``, whatever engine holds it.
+
+    ``blob``: the packed columns. ``ts``: Unix seconds. Raises ``ValueError`` if the blob is damaged.
+    """
     columns, rest = unpack_batch(blob)
     named = as_named_now(reason, columns)
     found = SpikeBatch(step=step, columns=named, reason=reason, ts=ts, attempt=attempt, rank=rank)
@@ -227,13 +234,18 @@ def spikes_of(  # noqa: PLR0917  (a row, as it is selected)
 
 
 def completions_of(step: int, blob: bytes, ts: float, attempt: int, rank: int) -> CompletionBatch:
-    """The batch of a row of ``completion_batch``. Raises ``ValueError`` on damage."""
+    """Return the batch of completions of one row of the table ``completion_batch``.
+
+    ``blob``: the packed columns. ``ts``: Unix seconds. Raises ``ValueError`` if the blob is damaged.
+    """
     columns, rest = unpack_batch(blob)
     return codec.enriched(CompletionBatch(step=step, columns=columns, ts=ts, attempt=attempt, rank=rank), rest)
 
 
 def read_completions(db: sqlite3.Connection, last: int | None) -> list[CompletionBatch]:
-    """The ``last`` batches written (None: all), by step; none in a file from before there were any."""
+    """Return the ``last`` batches of completions that were written (None: all), by step; none in an old file without
+    them.
+    """
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'completion_batch'").fetchone():
         return []
     rows = db.execute(
@@ -245,7 +257,9 @@ def read_completions(db: sqlite3.Connection, last: int | None) -> list[Completio
 
 
 def read_top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSON]]:
-    """The worst rows over all batches, worst first, each with its step, attempt and rank."""
+    """Return the ``limit`` worst tokens over all batches, worst first, each with its columns, step, attempt and
+    rank.
+    """
     rows = db.execute(
         "SELECT top.step, top.attempt, top.rank, body, reason FROM spike_top AS top "
         "JOIN spike_batch AS whole ON whole.id = top.batch ORDER BY score DESC, top.id LIMIT ?",
@@ -258,14 +272,20 @@ def read_top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSO
 
 
 def as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
-    """The screen of far-out tokens was stored as ``contribution`` before contributions were."""
+    """Return the columns of a token batch under their present names.
+
+    In old files the screening value of far-out tokens is stored as ``contribution``, which is now another quantity.
+    """
     if reason not in {FAR_OUT, NON_FINITE} or "contribution" not in columns:
         return columns
     return {"screen" if name == "contribution" else name: column for name, column in columns.items()}
 
 
 def branch_bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
-    """Earlier attempt -> the step below which its records are what ``attempt`` continues."""
+    """Return earlier attempt -> the step below which its records belong to the history that ``attempt`` continues.
+
+    ``before_step``: first step of ``attempt``.
+    """
     firsts = {earlier: low for earlier, (low, _) in read_spans(db).items()}
     with_events = {earlier for (earlier,) in db.execute("SELECT DISTINCT attempt FROM event")}
     below: dict[int, int] = {}
@@ -301,7 +321,10 @@ def _moment(ts: float | None) -> float:
 
 
 class RunTables(ABC):
-    """The reading half (``RunReader``): one snapshot a call."""
+    """Part of a store that reads runs from tables; implements ``RunReader``. Each call is answered from one snapshot.
+
+    Subclasses provide the list of runs and access to their tables.
+    """
 
     url: str
 
@@ -311,23 +334,28 @@ class RunTables(ABC):
 
     @abstractmethod
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        """The run's tables as they are now. Raises ``RunNotFoundError`` and what reading may raise."""
+        """Give a connection to the run's tables as they are now.
+
+        Raises ``RunNotFoundError``, or another ``StoreError`` if they cannot be read.
+        """
 
     def at_once(self, run_id: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Do nothing: every answer is a snapshot of its own."""
+        """Do nothing: here every answer is a snapshot of its own."""
         return nullcontext()
 
     def runs(self, *, deleted: bool = False) -> list[RunInfo]:
-        """All readable runs, newest first, or those that are ``deleted``."""
+        """Return all readable runs, newest first; with ``deleted`` only those that people deleted, else only the
+        others.
+        """
         found = [run for run in self._listed()[0] if run.curation.deleted is deleted]
         return sorted(found, key=lambda run: (run.created_at, run.run_id), reverse=True)
 
     def unreadable(self) -> Mapping[str, str]:
-        """Name of each unreadable run -> why."""
+        """Return name of each run that cannot be read -> reason."""
         return self._listed()[1]
 
     def run(self, run_id: str) -> RunInfo:
-        """One run, as people edited it."""
+        """Return one run, with people's edits of its name and tags applied. Raises ``RunNotFoundError``."""
         with self.snapshot(run_id) as db:
             run = runrow.load(db, run_id)
         return curated(run, self._edits(run_id))
@@ -337,21 +365,26 @@ class RunTables(ABC):
         return ()
 
     def configs(self, run_id: str) -> dict[int, Mapping[str, JSON]]:
-        """Attempt -> what it was started with."""
+        """Return attempt -> the configuration that its process passed; ``{}`` if it passed none."""
         with self.snapshot(run_id) as db:
             return runrow.configs(db)
 
     def records(
         self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
     ) -> list[StepRecord]:
-        """Records with ``seq > after_seq`` in order of ``seq``; of these the ``last`` newest if given."""
+        """Return records with ``seq > after_seq`` in order of ``seq``: the first ``limit``, or the ``last`` newest, if
+        given.
+        """
         with self.snapshot(run_id) as db:
             return read_records(db, after_seq, limit) if last is None else newest_records(db, after_seq, last)
 
     def branch(
         self, run_id: str, attempt: int, before_step: int, *, after_seq: int = 0
     ) -> Iterator[StepRecord | Event]:
-        """The history that ``attempt``, starting at ``before_step``, continues."""
+        """Iterate over the earlier records and events that ``attempt``, which begins at ``before_step``, continues.
+
+        In order of ``seq``, only those above ``after_seq``. Raises ``RunNotFoundError`` at once.
+        """
         self.branch_bounds(run_id, attempt, before_step)  # an unknown run is an error now, not at the first item
         return self._branch(run_id, attempt, before_step, after_seq)
 
@@ -360,44 +393,50 @@ class RunTables(ABC):
             yield from read_branch(db, attempt, before_step, after_seq)
 
     def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
-        """Earlier attempt -> the step below which :meth:`branch` has its records."""
+        """Return earlier attempt -> the step below which :meth:`branch` has its records."""
         with self.snapshot(run_id) as db:
             return branch_bounds(db, attempt, before_step)
 
     def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
-        """The next ``limit`` records and events above ``after_seq``."""
+        """Return the next ``limit`` records and events with sequence numbers above ``after_seq``, in order of
+        ``seq``.
+        """
         with self.snapshot(run_id) as db:
             return read_stream(db, after_seq, limit)
 
     def judged(self, run_id: str) -> tuple[int, int]:
-        """Up to which ``seq`` the run is judged, and its last."""
+        """Return the ``seq`` up to which findings, forecasts and alerts are written, and the run's last ``seq``."""
         with self.snapshot(run_id) as db:
             return runrow.judged_seq(db), runrow.last_seq(db)
 
     def first_seq(self, run_id: str, attempt: int) -> int:
-        """The first ``seq`` that ``attempt`` may have written."""
+        """Return the lowest sequence number that the attempt may have given to a record or an event."""
         with self.snapshot(run_id) as db:
             return runrow.first_seq(db, attempt)
 
     def checkpoint(
         self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
     ) -> Checkpoint | None:
-        """The newest checkpoint that fits."""
+        """Return the newest checkpoint of the analysis that the program ``made_by`` wrote and for which ``fits`` is
+        true.
+
+        ``fits(seq, attempt, step)``. None if there is no such checkpoint.
+        """
         with self.snapshot(run_id) as db:
             return runrow.newest_checkpoint(db, made_by, fits)
 
     def steps(self, run_id: str) -> dict[int, list[int]]:
-        """Attempt -> the steps it has records of, ascending."""
+        """Return attempt -> the steps that it has records of, ascending."""
         with self.snapshot(run_id) as db:
             return read_steps(db)
 
     def metric_names(self, run_id: str) -> list[str]:
-        """Every metric name ever recorded, sorted."""
+        """Return the name of every metric ever recorded for the run, sorted."""
         with self.snapshot(run_id) as db:
             return sorted(set().union(*metric_sets(db).values()))
 
     def spans(self, run_id: str) -> dict[int, tuple[int, int]]:
-        """Attempt -> its lowest and its highest step."""
+        """Return attempt -> its lowest and its highest step; attempts without records are left out."""
         with self.snapshot(run_id) as db:
             return read_spans(db)
 
@@ -410,54 +449,62 @@ class RunTables(ABC):
         steps: tuple[int, int] | None = None,
         points: int | None = None,
     ) -> dict[str, Series]:
-        """Series of ``names``: whole, new, of a range of steps, or thinned."""
+        """Return metric name -> series of its values over all attempts; an unknown name has an empty one.
+
+        ``after_seq``: only rows with higher numbers. ``steps``: only rows between these two steps, both included.
+        ``points``: thinned for a chart of this width.
+        """
         with self.snapshot(run_id) as db:
             return read_series(db, names, SeriesQuery(after_seq, steps, points))
 
     def moments(self, run_id: str) -> Series:
-        """Unix seconds of every record."""
+        """Return the Unix seconds of every record as a series in order of ``seq``; NaN where a record has none."""
         with self.snapshot(run_id) as db:
             return read_moments(db)
 
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
-        """Metric name -> (step, value) as last recorded."""
+        """Return metric name -> (step, value) as last recorded."""
         with self.snapshot(run_id) as db:
             return read_last_values(db)
 
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
-        """Return spike batches by step, or the ``last`` newest; if given, of one ``reason`` or one ``step`` only."""
+        """Return the run's token batches by step, or the ``last`` newest; if given, of one ``reason`` or one ``step``
+        only.
+        """
         with self.snapshot(run_id) as db:
             return read_spikes(db, last, reason, step)
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
-        """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
+        """Return the ``limit`` worst tokens of all batches, worst first, each with its columns, step, attempt and
+        rank.
+        """
         with self.snapshot(run_id) as db:
             return read_top_spikes(db, limit)
 
     def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:
-        """Recorded completions by step, or the ``last`` newest batches."""
+        """Return the recorded batches of completions by step, or only the ``last`` newest."""
         with self.snapshot(run_id) as db:
             return read_completions(db, last)
 
     def findings(self, run_id: str) -> list[Finding]:
-        """Findings in order of ``seq``: those that began or became worse."""
+        """Return the findings that began or became worse, in order of ``seq``."""
         with self.snapshot(run_id) as db:
             return [finding for finding in read_findings(db) if not finding.stage.better]
 
     def recoveries(self, run_id: str) -> list[Finding]:
-        """Return findings that eased or are over, in order of ``seq``."""
+        """Return the findings that eased or ended, in order of ``seq``."""
         with self.snapshot(run_id) as db:
             return [finding for finding in read_findings(db) if finding.stage.better]
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
-        """Forecasts in order of ``seq``."""
+        """Return the forecasts in order of ``seq``, or only the ``last`` newest."""
         with self.snapshot(run_id) as db:
             return read_forecasts(db, last)
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
-        """Events in order of ``seq``."""
+        """Return the events with sequence numbers above ``after_seq``, in order of ``seq``."""
         with self.snapshot(run_id) as db:
             return read_events(db, after_seq)
 

@@ -1,4 +1,6 @@
-"""Encode items as rows: JSON that keeps NaN apart, packed metric values, compressed columns."""
+"""Encode records as database rows: JSON that distinguishes NaN and infinities, packed metric values, compressed
+columns.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,20 @@ _FIELDS = "fields"
 
 
 def pack_batch(batch: SpikeBatch | CompletionBatch, level: int = 1) -> tuple[int, bytes]:
-    """Number of rows of a batch and the blob of its columns and of its fields that no table has a column for."""
+    """Return the number of rows of a batch of tokens or completions, and the compressed blob that holds it.
+
+    The blob has the batch's columns and those of its fields that have no column of the table. ``level``: zlib's, 0 to
+    9. Raises ``ValueError`` for columns that cannot be stored.
+    """
     return pack_columns(batch.columns, level, codec.beyond(batch, _BATCH_HELD))
 
 
 def pack_columns(columns: Columns, level: int = 1, rest: Mapping[str, JSON] | None = None) -> tuple[int, bytes]:
-    """Number of rows and the blob, compressed at ``level`` of zlib. Raises ``ValueError`` for what are no columns."""
+    """Return the number of rows and a blob of ``columns``, compressed at ``level`` of zlib.
+
+    ``columns``: name -> 1-d array of numbers or list of strings, all of one length. ``rest``: further fields to store,
+    as JSON values. Raises ``ValueError`` for anything else as a column.
+    """
     rows: int | None = None
     head: list[tuple[str, str, int]] = []
     parts: list[bytes] = []
@@ -73,12 +83,15 @@ def pack_columns(columns: Columns, level: int = 1, rest: Mapping[str, JSON] | No
 
 
 def unpack_columns(blob: bytes) -> dict[str, np.ndarray | Sequence[str]]:
-    """The columns again. Raises ``ValueError`` on damage."""
+    """Return the columns that :func:`pack_columns` stored in ``blob``. Raises ``ValueError`` if the blob is damaged."""
     return unpack_batch(blob)[0]
 
 
 def unpack_batch(blob: bytes) -> tuple[dict[str, np.ndarray | Sequence[str]], Mapping[str, JSON]]:
-    """The columns, and the fields that were packed with them. Raises ``ValueError`` on damage."""
+    """Return the columns that a blob holds, and the further fields that were packed with them.
+
+    Raises ``ValueError`` if the blob is damaged.
+    """
     try:
         unfolding = zlib.decompressobj()
         data = unfolding.decompress(blob, _MOST)
@@ -99,7 +112,11 @@ def unpack_batch(blob: bytes) -> tuple[dict[str, np.ndarray | Sequence[str]], Ma
 
 
 def worst_rows(columns: Columns, most: int) -> list[tuple[float, dict[str, JSON]]]:
-    """The up to ``most`` worst rows, worst first, as (score, row); not-a-number scores count as infinite."""
+    """Return the up to ``most`` worst rows of a batch of tokens, worst first, as (score, row by column name).
+
+    The score is the size of the token's gradient contribution, or where that is not known of its screening value or its
+    log-ratio (nats). NaN scores count as infinite.
+    """
     import numpy as np
 
     scores = _scores(columns)
@@ -168,22 +185,25 @@ def _decode(kind: str, raw: bytes) -> np.ndarray | Sequence[str]:
 # A batch of items as rows: everything that can go wrong with an item goes wrong here, before any write.
 
 TOP_ROWS = 50
-"""Rows of a spike batch kept searchable."""
+"""Number of worst rows of a token batch that can be searched without decompressing the batch."""
 
 MetricSets = dict[tuple[str, ...], tuple[int, struct.Struct]]
-"""Names of a metric set -> its id and how its values are packed."""
+"""Metric names of a row, in order -> id of this list of names in the file, and how its values are packed."""
 _Row = tuple[Any, ...]
 
 
 def packing(names: Iterable[str]) -> struct.Struct:
-    """Packing of the values of a metric set: little-endian float64, one a name."""
+    """Return the packing of values of the metrics ``names``: little-endian float64, one per name."""
     return struct.Struct(f"<{len(tuple(names))}d")
 
 
 class Batch:
-    """Rows ready to insert. ``last_seq``, ``new_sets`` and ``rows`` become true once :meth:`insert` has committed.
+    """Rows that are ready to be inserted into ``run.db``, made from items of a run.
 
-    ``rows``: how many by table and metric set. ``forecast_seqs``: the lowest of each metric set.
+    ``last_seq``: highest sequence number so far. ``new_sets``: lists of metric names that the file does not have yet.
+    ``rows``: number of rows by table and list of names. The three describe the file only once :meth:`insert` has
+    committed. ``forecast_seqs``: lowest sequence number of a forecast by list of names. ``sets``: the lists of metric
+    names that the file has.
     """
 
     def __init__(self, last_seq: int, sets: MetricSets) -> None:
@@ -202,7 +222,9 @@ class Batch:
         self._completions: list[_Row] = []
 
     def add(self, item: Storable) -> None:
-        """Take one item. Raises ``UnstorableError`` naming what cannot be stored."""
+        """Encode one item as rows to insert. Raises ``UnstorableError``, which names the item and its value that cannot
+        be stored.
+        """
 
         def unstorable(error: Exception) -> None:
             explains = isinstance(error, TypeError | ValueError | OverflowError | StoreError)  # have a clear message
@@ -215,9 +237,9 @@ class Batch:
         call_or(lambda: self._add(item), unstorable)
 
     def add_all(self, items: Iterable[Storable]) -> None:
-        """Take the items. Raises ``UnstorableError`` naming what cannot be stored.
+        """Encode items as rows to insert. Raises ``UnstorableError``, which names an item that cannot be stored.
 
-        Nothing can be wrong with rows that a journal packed: their values lie there as they are to lie here.
+        Rows that a journal packed are taken without checks: the journal packs values as the database does.
         """
         names: tuple[str, ...] | None = None
         number, packed = 0, Counter[int]()
@@ -252,7 +274,7 @@ class Batch:
             self._add_spikes(item)
 
     def insert(self, db: sqlite3.Connection) -> None:
-        """Insert the rows; the caller holds the transaction."""
+        """Insert all rows into ``db``; the caller holds the transaction."""
         if self.new_sets:
             rows = [(number, dumps(list(names))) for names, (number, _) in self.new_sets.items()]
             db.executemany("INSERT INTO metric_set (id, names) VALUES (?, ?)", rows)
@@ -281,7 +303,7 @@ class Batch:
             self.extra.append((RECORD.name, seq, dumps(rest)))
 
     def _packed(self, metrics: Mapping[str, float]) -> tuple[int, bytes]:
-        """Return the id of the metric set, and its values."""
+        """Return the id of the list of metric names, and the packed values."""
         number, packed = self._set_of(tuple(metrics))
         try:
             return number, packed.pack(*metrics.values())

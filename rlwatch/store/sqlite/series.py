@@ -1,4 +1,6 @@
-"""Read by column: series out of blocks and of the rows that are in none yet, whole, new, or thinned for a chart."""
+"""Read metrics by column: series from blocks and from rows that are in no block yet, whole, new, or thinned for a
+chart.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,25 @@ Range = tuple[int, int]
 
 
 def metric_sets(db: sqlite3.Connection) -> dict[int, tuple[str, ...]]:
-    """Metric set id -> its names, in the order of the packed values."""
+    """Return id of each metric set (rows with the same metrics) -> its metric names, in the order of the packed
+    values.
+    """
     return {number: tuple(loads(names)) for number, names in db.execute("SELECT id, names FROM metric_set")}
 
 
 def metric_tables(db: sqlite3.Connection) -> tuple[str, ...]:
-    """Return the tables that hold metrics; a file from before there were forecasts has only that of the records."""
+    """Return the tables that hold metrics, ``record`` and ``forecast``; an old file has no ``forecast``."""
     rows = db.execute("SELECT name FROM sqlite_master WHERE name IN ('record', 'forecast') ORDER BY name DESC")
     return tuple(name for (name,) in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesQuery:
-    """Part of a series that is asked for: rows above ``after_seq``, of ``steps`` (both included), and how finely."""
+    """Part of a series to read.
+
+    ``after_seq``: only rows with higher sequence numbers. ``steps``: only rows between these two steps, both included.
+    ``points``: thin for a chart of this width; None for all rows.
+    """
 
     after_seq: int = 0
     steps: Range | None = None
@@ -41,7 +49,7 @@ class SeriesQuery:
 
 
 def read_series(db: sqlite3.Connection, names: Sequence[str], query: SeriesQuery) -> dict[str, Series]:
-    """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
+    """Return metric name -> its series in order of ``seq``; a metric that was never recorded has an empty one."""
     parts: dict[str, list[tuple[int, _Part]]] = {name: [] for name in names}
     sets, tables, blocked = metric_sets(db), metric_tables(db), holds_blocks(db)
     bounds = bounds_of(read_spans(db)) if query.points is not None else {}
@@ -59,7 +67,7 @@ def read_series(db: sqlite3.Connection, names: Sequence[str], query: SeriesQuery
 
 
 def read_spans(db: sqlite3.Connection) -> dict[int, Range]:
-    """Attempt -> its lowest and its highest step."""
+    """Return attempt -> its lowest and its highest step; attempts without records are left out."""
     spans: dict[int, Range] = {}
 
     def widen(attempt: int, low: int, high: int) -> None:
@@ -83,7 +91,7 @@ def read_spans(db: sqlite3.Connection) -> dict[int, Range]:
 
 
 def record_blocks(db: sqlite3.Connection) -> list[Block]:
-    """All blocks of records."""
+    """Return all blocks of records (not of forecasts)."""
     if not holds_blocks(db):
         return []
     sets = db.execute("SELECT DISTINCT mset FROM block WHERE kept_in = 'record'").fetchall()
@@ -91,7 +99,7 @@ def record_blocks(db: sqlite3.Connection) -> list[Block]:
 
 
 def read_steps(db: sqlite3.Connection) -> dict[int, list[int]]:
-    """Attempt -> the steps it has records of, ascending."""
+    """Return attempt -> the steps that it has records of, ascending and without duplicates."""
     import numpy as np
 
     rows = db.execute("SELECT attempt, step FROM record").fetchall()
@@ -103,7 +111,7 @@ def read_steps(db: sqlite3.Connection) -> dict[int, list[int]]:
 
 
 def read_moments(db: sqlite3.Connection) -> Series:
-    """Unix seconds of every record, in order of seq."""
+    """Return the Unix seconds of every record as a series, in order of ``seq``; NaN where a record has none."""
     import numpy as np
 
     blocks = record_blocks(db)
@@ -123,7 +131,7 @@ def read_moments(db: sqlite3.Connection) -> Series:
 class _Part:
     """Rows of one metric set: (rows,) axes that all metrics share, or (metrics, rows); ``values`` (metrics, rows).
 
-    ``kept`` (metrics, rows) marks which rows there are, if they differ.
+    ``kept`` (metrics, rows) marks which rows a metric has, if the metrics differ.
     """
 
     seqs: np.ndarray
@@ -133,7 +141,7 @@ class _Part:
     kept: np.ndarray | None = None
 
     def columns(self, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Seqs, steps, attempts and values of one metric."""
+        """Return seqs, steps, attempts and values of the metric at position ``row``."""
         axes = [axis if axis.ndim == 1 else axis[row] for axis in (self.seqs, self.steps, self.attempts)]
         if self.kept is None:
             return axes[0], axes[1], axes[2], self.values[row]
@@ -142,13 +150,13 @@ class _Part:
 
 
 class _Joined:
-    """Series out of parts; metrics with the same rows share their axes, which are read-only therefore."""
+    """Join parts into series; metrics with the same rows share their axes, which are read-only therefore."""
 
     def __init__(self) -> None:
         self._axes: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def series(self, name: str, parts: Sequence[tuple[int, _Part]]) -> Series:
-        """The series of one name."""
+        """Return the series of one metric, given its position in each part."""
         import numpy as np
 
         if not parts:
@@ -183,7 +191,7 @@ class _Joined:
 
 
 class _Source:
-    """One metric set in one table: its blocks, and the rows behind them."""
+    """One metric set in one table: its blocks, and the rows that are in none yet."""
 
     def __init__(
         self,
@@ -201,7 +209,7 @@ class _Source:
         self._blocked_seq = last_blocked(db, table, number) if blocked else 0
 
     def whole(self) -> _Part | None:
-        """Every row that is asked for."""
+        """Return every row that is asked for; None if there is none."""
         import numpy as np
 
         parts = [part for part in (*map(self.of_block, self.blocks), self.rows()) if len(part.seqs)]
@@ -219,12 +227,12 @@ class _Source:
         return _Part(seqs, steps, attempts, values)
 
     def thinned(self, bounds: Mapping[int, int]) -> _Part | None:
-        """Return the extremes of every stretch, so that no more than a few rows a point are left."""
+        """Return the extremes of every stretch, so that no more than a few rows per point are left."""
         width = self._width()
         return _Thinning(self, bounds, width).part() if width else self.whole()
 
     def of_block(self, block: Block) -> _Part:
-        """The rows of a block that are asked for."""
+        """Return the rows of a block that are asked for."""
         axes = (block.seqs, block.steps, block.attempts)
         wanted = self.inside(*axes[:2])
         if wanted.all():
@@ -261,27 +269,27 @@ class _Source:
         return _Part(seqs, steps, attempts, np.array(chosen.T, order="C"))
 
     def inside(self, seqs: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Mask of the rows that are asked for."""
+        """Return a mask (rows,) of the rows that are asked for."""
         mask: np.ndarray = seqs > self.query.after_seq
         if self.query.steps is not None:
             mask &= (steps >= self.query.steps[0]) & (steps <= self.query.steps[1])
         return mask
 
     def _width(self) -> int:
-        """Return the rows of the widest cells of which there are enough; 0: rows will do."""
+        """Return the rows of the widest cells of which there are enough; 0 if all rows are to be read."""
         rows = sum(block.rows * _share(block, self.query.steps) for block in self.blocks)
         enough = 2 * rows / max(1, self.query.points or 1)
         return max((width for width in WIDTHS if width <= enough), default=0)
 
 
 class _Thinning:
-    """Rows of a set thinned to the extremes of its cells, where these are what is asked for, and else row by row."""
+    """Thin rows of a metric set to the extremes of its cells, or row by row where a cell is only partly asked for."""
 
     def __init__(self, source: _Source, bounds: Mapping[int, int], width: int) -> None:
         self._source, self._bounds, self._width = source, bounds, width
 
     def part(self) -> _Part | None:
-        """The rows that are left, each metric its own."""
+        """Return the rows that are left, which differ between metrics."""
         import numpy as np
 
         parts = [part for _, of_kind in groupby(self._source.blocks, self._kind) for part in self._parts(list(of_kind))]
@@ -373,7 +381,9 @@ class _Thinning:
         return _Part(axes[0][rows], axes[1][rows], axes[2][rows], values, kept)
 
     def _alike(self, block: Block) -> bool:
-        """Return True if all rows of the block count, or none does: its cells mix nothing."""
+        """Return True if all rows of the block count, or none does, so that its cells mix no replaced rows with
+        others.
+        """
         if block.low_attempt != block.high_attempt:
             return not any(a in self._bounds for a in range(block.low_attempt, block.high_attempt + 1))
         bound = self._bounds.get(block.low_attempt)
@@ -389,7 +399,9 @@ class _Thinning:
 
 
 def _extremes(cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return places within their cells (metrics, 2 or 5 a cell) in order, the values there, and which places exist."""
+    """Return positions within their cells (metrics, 2 or 5 per cell) in order, the values there, and which of them
+    exist.
+    """
     import numpy as np
 
     shape = cells["low"].shape

@@ -1,11 +1,10 @@
-"""Runs whose directory lies on a network file system: written node-locally, shared as snapshots.
+"""Store runs whose directory lies on a network file system: written on the node's own disk, shared as snapshots.
 
-The write-ahead log needs shared memory and locks that NFS, Lustre and their kin do not give. So the writer
-works in a directory of its node and puts a whole copy of ``run.db`` into the shared directory by rename: at
-the start, every minute, and at the end. Readers see those copies. What a killed process had not yet published
-is still in the node's directory and goes out when the run resumes on that node. People's commands and annotations, and
-the alerts of the run, are in the shared directory as well, in a file of each node
-(:mod:`rlwatch.store.sqlite.nodefiles`).
+The write-ahead log needs shared memory and locks that NFS, Lustre and their kin do not give. So the writer works in a
+directory of its node and puts a whole copy of ``run.db`` into the shared directory by rename: at the start, every
+minute, and at the end. Readers see those copies. What a killed process had not yet published is still in the node's
+directory and is published when the run resumes on that node. People's commands and annotations, and the alerts of the
+run, are in the shared directory as well, in a file of each node (:mod:`rlwatch.store.sqlite.nodefiles`).
 """
 
 from __future__ import annotations
@@ -64,12 +63,12 @@ _warned: set[Path] = set()
 
 
 class SharedStore(RunTables, FileCommands, NoCuration):
-    """Runs under ``root`` on a file system of type ``kind`` (``nfs4``...).
+    """A store of runs in the directory ``root`` on a network file system of type ``kind`` (``nfs4``...).
 
-    Commands, acknowledgements, silences and alerts are seen by all nodes; messages stay on the node that writes the
-    run, and edits raise ``ControlUnavailableError``.
-    ``local_root`` is where the writer works: by default under ``RLWATCH_LOCAL_DIR``, else the node's
-    temporary directory.
+    All nodes see commands, acknowledgements, silences and alerts. Outgoing messages stay on the node that writes the
+    run. Edits raise ``ControlUnavailableError``. ``local_root``: directory on the node's own disk where the writer
+    works, by default under ``RLWATCH_LOCAL_DIR``, else in the temporary directory. ``timeout_s``: seconds to wait for
+    another process of this node. ``clock``: source of creation times.
     """
 
     def __init__(
@@ -93,7 +92,11 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         self._local = FileStore(self.local_root, control_timeout_s=timeout_s, clock=self._clock)
 
     def open_run(self, run: RunInfo) -> RunWriter:
-        """Create the run, or begin its next attempt, in the node's directory."""
+        """Create the run, or begin its next attempt, in the node's own directory; return its writer.
+
+        Raises ``RunLockedError`` while another process writes the run, and ``StoreError`` if the node's directory
+        belongs to another user or is on a network file system, too.
+        """
         shared = layout.files_of(self.root, run.run_id)
         local = layout.files_of(self.local_root, run.run_id)
         _refuse_others(self.local_root)
@@ -101,38 +104,52 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return open_shared(local, shared, run, self._clock.now())
 
     def amend_run(self, run_id: str) -> RunWriter | None:  # noqa: ARG002  (its node alone has what was left undone)
-        """Return None: unfinished runs lie on their node, where the next attempt finds them."""
+        """Return None: data that a dead process left unfinished lie on its node, where the run's next attempt finds
+        them.
+        """
         return None
 
     def news(self, topic: Topic, run_id: str | None = None) -> FileNews | None:
-        """Return news for pages that show runs; None for other readers, which poll: files push nothing."""
+        """Return notifications of changes for pages that show runs; None for other topics, which are polled.
+
+        ``run_id``: the run to watch; None for all.
+        """
         return FileNews(self.root, run_id, self.snapshot) if topic == "pages" else None
 
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
 
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
-        """Keep them on this node, and show the alerts to the others."""
+        """Store alerts and new messages on this node, and publish the alerts to the other nodes."""
         self._local.put_alerts(alerts, messages)
         for run_id in dict.fromkeys(alert.run_id for alert in alerts):
             self._show(run_id, [alert for alert in alerts if alert.run_id == run_id])
 
     def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
-        """Keep them on this node, with what people of others acknowledged, and show the alerts to those."""
+        """Insert or update the run's alerts and the messages that ``compose`` returns, and publish the alerts to other
+        nodes.
+
+        ``compose`` is called with the run's alerts, messages and acknowledgements, including acknowledgements from
+        other nodes. Returns the messages whose id was new.
+        """
         self._adopt(run_id)
         new = self._local.publish(run_id, alerts, compose)
         self._show(run_id, alerts)
         return new
 
     def ledger(self, run_id: str) -> Ledger:
-        """That of a run written on this node."""
+        """Return the run's alerts, messages and acknowledgements; without messages if another node writes the run."""
         if not self._is_here(run_id):
             return Ledger(tuple(self.alerts(run_id)[::-1]), (), tuple(self.acknowledgements(run_id)))
         self._adopt(run_id)
         return self._local.ledger(run_id)
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
-        """Keep it where the run is written, or for that node to find."""
+        """Store the acknowledgement of an alert, unless an earlier one has at least its severity; return the stored
+        one.
+
+        If another node writes the run, that node takes the acknowledgement over from this node's file.
+        """
         run_id = acknowledgement.run_id
         if self._is_here(run_id):
             return self._local.acknowledge(acknowledgement)
@@ -144,7 +161,9 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return acknowledgement
 
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
-        """Return acknowledgements of one run, or of all, from every node."""
+        """Return the acknowledgements of alerts of one run, or of all runs, from every node; of two for one alert the
+        more severe.
+        """
         found: dict[str, Acknowledgement] = {}
         for each in [*self._kept_here(run_id), *self._from_others(run_id, "acknowledgements", Acknowledgement)]:
             known = found.get(each.alert_id)
@@ -153,13 +172,13 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return list(found.values())
 
     def put_silence(self, silence: Silence) -> None:
-        """Keep it for all nodes; the newest word on a silence counts."""
+        """Store a silence for all nodes; of several versions of one silence the newest counts."""
         with self._store_wide_words().change() as mine:
             words = {"said_at": self._clock.now(), "silence": words_of(silence)}
             mine.setdefault("silences", {})[silence.silence_id] = words
 
     def silences(self) -> list[Silence]:
-        """All silences, oldest first."""
+        """Return all silences of the store, oldest first, including expired ones."""
         entries = gathered(self._store_wide_words().all(), "silences")
         newest = sorted((each for each in entries if isinstance(each[1], dict)), key=lambda each: _stored_at(each[1]))
         known = {silence.silence_id: silence for silence in self._local.silences()}
@@ -167,30 +186,30 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return sorted(known.values(), key=lambda silence: silence.created_at)
 
     def put_entry(self, entry: AuditEntry) -> None:
-        """Keep it for all nodes."""
+        """Add an entry to the audit, which all nodes see, unless its id is known to this node."""
         with self._store_wide_words().change() as mine:
             mine.setdefault("audit", {}).setdefault(entry.entry_id, words_of(entry))
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
-        """Acts and words of people of all nodes."""
+        """Return people's actions and annotations from all nodes (about one run, or about all), oldest first."""
         entries = records_of(gathered(self._store_wide_words().all(), "audit"), AuditEntry)
         known = {e.entry_id: e for e in [*entries, *self._local.audit()] if run_id in (None, e.run_id)}
         return sorted(known.values(), key=lambda entry: entry.at)
 
     def answer_forecast(self, answer: ForecastAnswer) -> None:
-        """Keep it on this node."""
+        """Store a user's answer to a forecast on this node only."""
         self._local.answer_forecast(answer)
 
     def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
-        """Return answers about runs written on this node."""
+        """Return users' answers to forecasts of one run, or of all runs, that are written on this node; else none."""
         return self._local.forecast_answers(run_id) if self._is_here(run_id) else []
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Held by one caller of this node at a time."""
+        """Hold a lock over all processes of this node until the block is left; other nodes are not locked out."""
         return self._local.exclusive()
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
-        """Return alerts of one run, or of all, newest first; other nodes' alerts as last published."""
+        """Return alerts of one run, or of all, newest first; alerts of runs on other nodes as last published."""
         if run_id is not None and self._is_here(run_id):
             return self._local.alerts(run_id)
         here = self._local.alerts() if run_id is None else []
@@ -200,26 +219,29 @@ class SharedStore(RunTables, FileCommands, NoCuration):
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
     ) -> list[OutboxMessage]:
-        """Lease messages of runs written on this node."""
+        """Lease due messages of runs written on this node until ``now + lease_s`` (seconds), at most ``limit``.
+
+        ``channels``: only messages to these channels; None for all.
+        """
         return self._local.lease_messages(now, lease_s=lease_s, limit=limit, channels=channels)
 
     def settle_message(self, message: OutboxMessage) -> None:
-        """Write the outcome of a delivery back on this node."""
+        """Store the outcome of a message's delivery on this node, and end its lease."""
         self._local.settle_message(message)
 
     def retry_message(self, message: OutboxMessage) -> None:
-        """Make an unsent message due now, on this node."""
+        """Make an unsent message of a run on this node due now."""
         self._local.retry_message(message)
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
-        """Return messages of runs written on this node."""
+        """Return the outgoing messages of one run, or of all runs, that are written on this node; else none."""
         return self._local.outbox(run_id) if self._is_here(run_id) else []
 
     def _run_ids(self) -> list[str]:
         return layout.run_ids(self.root)
 
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        """The run's tables as they were published last."""
+        """Give a connection to the run's tables as they were last published, at most about a minute old."""
         return connection.open_immutable(existing_files(self.root, run_id))
 
     def _said(self, run_id: str) -> NodeFiles:
@@ -243,7 +265,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return [record for each in elsewhere for record in self._from_others(each, kind, made)]
 
     def _adopt(self, run_id: str) -> None:
-        """Take over what people of other nodes acknowledged, where the run is written."""
+        """Store acknowledgements that people made on other nodes in this node's files, where the run is written."""
         known = {each.alert_id: each.severity.rank for each in self._local.acknowledgements(run_id)}
         try:
             given = self._from_others(run_id, "acknowledgements", Acknowledgement)
@@ -287,18 +309,24 @@ def _stored_at(words: JSON) -> float:
 
 
 def local_base() -> Path:
-    """Directory of this node for what this user's trainers keep of places elsewhere."""
+    """Return the directory on this node's disk where this user's trainers keep data of stores that lie elsewhere.
+
+    It is ``RLWATCH_LOCAL_DIR`` if set, else ``rlwatch-UID`` in the temporary directory.
+    """
     chosen = os.environ.get("RLWATCH_LOCAL_DIR")
     return (Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"rlwatch-{os.getuid()}").absolute()
 
 
 def node_directory(root: Path | str) -> Path:
-    """A directory of this node and user for runs of the shared ``root``, a directory or a URL."""
+    """Return this node's directory for runs of the shared store ``root``, a directory or a URL."""
     return local_base() / hashlib.sha256(str(root).encode()).hexdigest()[:12]
 
 
 def refuse_foreign(local_root: Path) -> None:
-    """Temporary directories are everybody's: what we write to must be ours."""
+    """Create ``local_root`` if missing, and raise ``StoreError`` if it or its parent belongs to another user.
+
+    Temporary directories are open to all users, so another user could have made it first.
+    """
     layout.make_private(local_root.parent)
     layout.make_private(local_root)
     for directory in (local_root.parent, local_root):
@@ -309,7 +337,7 @@ def refuse_foreign(local_root: Path) -> None:
 
 
 def _refuse_others(local_root: Path) -> None:
-    """Raise ``StoreError`` unless it is ours, and on a local disk."""
+    """Raise ``StoreError`` unless ``local_root`` belongs to this user and is on a local disk."""
     refuse_foreign(local_root)
     kind = network_file_system(local_root)
     if kind is not None:
@@ -321,33 +349,41 @@ def _refuse_others(local_root: Path) -> None:
 # The writer of a run on a network file system: a local writer that publishes snapshots.
 
 PUBLISH_S = 60.0
-"""Seconds between snapshots; readers elsewhere see the run this late."""
+"""Seconds between two snapshots of a live run; readers on other nodes see the run with this delay."""
 
 
 class SharedWriter(FileWriter):
-    """A ``FileWriter`` that also owns the lock of the shared directory and publishes from ``heartbeat``."""
+    """A writer on the node's own disk that also owns the lock of the shared directory and publishes snapshots there."""
 
     def share(self, local: RunFiles, shared: RunFiles, lock: RunLock, now: float) -> None:
-        """Begin to publish. Until then nothing of this attempt shows in the shared directory."""
+        """Begin to publish, at ``now`` (Unix seconds). Before this call the shared directory shows nothing of the
+        attempt.
+
+        ``local``, ``shared``: the run's files in the two directories. ``lock``: the shared directory's lock, released
+        by :meth:`close`.
+        """
         self._local = local
         self._shared = shared
         self._shared_lock = lock
         self._publish(now)
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Store the time of this heartbeat and the writer's stage; publish if the last snapshot is old."""
+        """Store the heartbeat time ``now`` (Unix seconds) and the writer's stage; publish if the last snapshot is old.
+
+        ``stage``: what the process does now, and ``since`` when (Unix seconds).
+        """
         super().heartbeat(now, stage, since)
         if self._mine() and now - self._published_at >= PUBLISH_S:
             self._publish(now)
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
-        """Record how the run ended and publish the whole of it."""
+        """Store how the run ended (state, reason in words, Unix seconds) and publish the whole run."""
         super().finish(state, reason, now)
         if self._mine():
             self._publish(now)
 
     def close(self) -> None:
-        """Close the connection, then release both locks; idempotent."""
+        """Close the connection, then release the locks of both directories; idempotent."""
         super().close()
         self._shared_lock.release()
 
@@ -358,7 +394,10 @@ class SharedWriter(FileWriter):
 
 
 def open_shared(local: RunFiles, shared: RunFiles, run: RunInfo, now: float) -> SharedWriter:
-    """Take the shared lock, then the local one, and go on from whichever copy of the run is further."""
+    """Open the run for writing, and continue from whichever copy has more rows, the node's or the shared one.
+
+    Takes the shared lock, then the local one; raises ``RunLockedError`` if either is taken. ``now``: Unix seconds.
+    """
     make_private(shared.directory.parent)
     make_private(shared.directory)
     lock = RunLock(shared.lock, optional=True)
@@ -376,7 +415,7 @@ def open_shared(local: RunFiles, shared: RunFiles, run: RunInfo, now: float) -> 
 
 
 def publish(db: sqlite3.Connection, local: RunFiles, shared: RunFiles) -> None:
-    """Put a snapshot of ``db`` into the shared directory. Readers see the old file or the new one, never half."""
+    """Copy the database ``db`` into the shared directory. Readers see the old file or the new one, never a part."""
     made = local.directory / ".run.db.snapshot"
     touch_private(made)
     with explained(str(made)), closing(forking.connect(made, isolation_level=None)) as copy:
@@ -387,7 +426,10 @@ def publish(db: sqlite3.Connection, local: RunFiles, shared: RunFiles) -> None:
 
 
 def put_in_place(source: Path, target: Path) -> None:
-    """Copy ``source`` to ``target`` by way of a rename, on disk before it shows."""
+    """Copy the file ``source`` to ``target`` by way of a rename; the data are on disk before the name appears.
+
+    Raises ``StoreFullError`` or ``StoreError``.
+    """
     arriving = target.with_name(f".{target.name}.{os.getpid()}")
     with writing_to(target):
         try:
@@ -402,7 +444,10 @@ def put_in_place(source: Path, target: Path) -> None:
 
 
 def adopt(shared: RunFiles, local: RunFiles) -> None:
-    """Before an attempt begins on this node: take the shared copy if the run went on elsewhere meanwhile."""
+    """Replace this node's copy of the run by the shared one if that is further, as the run went on on another node.
+
+    Called before an attempt begins on this node.
+    """
     if not shared.run.exists() or _progress(open_immutable(shared)) <= _progress_here(local):
         return
     for stale in (local.run, local.wal, Path(f"{local.run}-shm")):

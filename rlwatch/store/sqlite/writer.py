@@ -1,4 +1,4 @@
-"""Write a run: append rows, guard the lock and against forks, and leave the files fit to be read anywhere."""
+"""Write a run: append rows, hold the run's lock, survive forks, and leave the files readable anywhere."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from rlwatch.store.sqlite.series import metric_sets
 
 
 class Appender:
-    """A ``RunWriter`` over a connection it alone writes through.
+    """Writer of a run over a connection that no other writer uses; implements ``RunWriter``.
 
     Parameters
     ----------
@@ -56,9 +56,9 @@ class Appender:
     run
         The run as ``create`` or ``resume`` of :mod:`rlwatch.store.sqlite.runrow` returned it.
     where
-        What to call the place in errors.
+        Name of the file or run in error messages.
     guard
-        Held during every use of the connection (memory backend: readers share it).
+        Lock that is held during every use of the connection (in memory, readers share the connection).
     """
 
     def __init__(
@@ -74,8 +74,10 @@ class Appender:
             self._read(db)
 
     def _read(self, db: sqlite3.Connection) -> None:
-        """Learn what the file holds, all of it or nothing. ``_unsure``: items of which it is not known whether they are
-        stored; ``_stale``: what is known has to be read again.
+        """Read what the file holds, all of it or nothing.
+
+        ``_unsure``: items of which it is not known whether they are stored; ``_stale``: what is known has to be read
+        again.
         """
         last_seq, blocks = runrow.last_seq(db), Blocks(db)
         sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
@@ -84,9 +86,11 @@ class Appender:
         self._stale = False
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
-        """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``.
+        """Store all of ``items`` and the ``progress`` of the analysis, or nothing.
 
-        Where memory runs out it may fail after all was stored: the same items, given again, are then not stored twice.
+        Raises ``StoreFullError`` on a full disk, ``UnstorableError`` for an item that cannot be stored, else
+        ``StoreError``. A call that runs out of memory may fail after all was stored. If the same items are passed
+        again, they are not stored twice.
         """
         db = self._usable()
         if self._stale:
@@ -119,7 +123,7 @@ class Appender:
         return items[len(unsure) :] if self.last_seq > before and same else items
 
     def _tidy(self, db: sqlite3.Connection) -> None:
-        """Make blocks of what waits for it. That there is no room for them now does not concern what was written."""
+        """Make blocks of rows that are due. A failure for lack of space does not concern what was written."""
         if not self._blocks.due():
             return
         try:
@@ -131,26 +135,28 @@ class Appender:
             self._blocks.later()
 
     def _go_on(self, db: sqlite3.Connection, progress: Progress) -> None:
-        """Note ``progress``, inside the transaction that makes it true."""
+        """Store ``progress`` inside the transaction that makes it true."""
         if progress.judged is not None:
             runrow.note_judged(db, progress.judged)
         if progress.checkpoint is not None:
             runrow.keep_checkpoint(db, progress.checkpoint)
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Store the time of this heartbeat and the writer's stage."""
+        """Store the heartbeat time ``now`` (Unix seconds), and the ``stage`` of the writer's process ``since`` when."""
         with self._guard, explained(self._where):
             self.run = runrow.beat(self._usable(), self.run, now, stage, since)
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
-        """Record how the run ended. Afterwards only ``close`` is left."""
+        """Store how the run ended: ``state``, ``reason`` in words, and time (Unix seconds). Afterwards only ``close``
+        works.
+        """
         with self._guard, explained(self._where):
             runrow.end(self._usable(), state, reason, now)
         self.run = replace(self.run, state=state, state_reason=reason, heartbeat_at=now)
         self._ended = "finished"
 
     def close(self) -> None:
-        """Let the run go; idempotent."""
+        """Close the writer without an end of the run; idempotent. Later writes raise ``StoreError``."""
         self._ended = self._ended or "closed"
         self.db = None
 
@@ -165,13 +171,18 @@ class Appender:
 
 _log = logging.getLogger("rlwatch")
 READERS_LEAVE_S = 2.0
-"""Seconds that finish() waits for readers in the middle of a snapshot."""
+"""Seconds that ``finish`` waits for readers that hold a snapshot."""
 _AMENDED_S = 30.0  # how long a new attempt waits for a process that judges what the last one left
 _AT_ONCE = 1000  # items of a journal
 
 
 class FileWriter(Appender):
-    """A ``RunWriter`` that owns the run's lock and its one writing connection."""
+    """Writer of a run in files; it owns the run's lock and the only writing connection, and becomes inert in forked
+    children.
+
+    ``files``: paths of the run's files. ``lock``: the run's lock, already taken. ``db``: connection from
+    :func:`open_writer`. ``run``: the run as it begins this attempt.
+    """
 
     def __init__(self, files: RunFiles, lock: RunLock, db: sqlite3.Connection, run: RunInfo) -> None:
         super().__init__(db, run, str(files.run))
@@ -185,13 +196,17 @@ class FileWriter(Appender):
         belongs_here(self)
 
     def keep_journal(self) -> None:
-        """Begin the journal of this attempt. Raises ``StoreError`` where it cannot be written."""
+        """Begin the journal of this attempt. Raises ``StoreError`` if it cannot be written."""
         with writing_to(self._files.directory):
             self._journal = SQLiteJournal(self._files.directory)
         self.journal = self._journal
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
-        """Store all of ``items`` or none; raises ``StoreError`` in a forked child."""
+        """Store all of ``items`` and the ``progress`` of the analysis, or nothing.
+
+        Raises ``StoreError`` in a forked child and if the run's file was removed or replaced, ``StoreFullError`` on a
+        full disk, and ``UnstorableError`` for an item that cannot be stored.
+        """
         if not self._mine():
             raise StoreError(f"run {self.run.run_id!r} is written by process {self._pid}, which forked this one")
         if not self._in_place():
@@ -206,16 +221,21 @@ class FileWriter(Appender):
         return None
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Store the time of this heartbeat and the writer's stage. Raises ``StoreError`` if the run's file is gone."""
+        """Store the heartbeat time ``now`` (Unix seconds), and the ``stage`` of the writer's process ``since`` when.
+
+        Does nothing in a forked child. Raises ``StoreError`` if the run's file was removed or replaced.
+        """
         if self._mine():
             if not self._in_place():
                 raise StoreError(f"{self._where} was removed or replaced: what is recorded from here on is lost")
             super().heartbeat(now, stage, since)
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
-        """Record how the run ended; one plain file is left that opens read-only anywhere.
+        """Store how the run ended, and leave one plain file that opens read-only anywhere. Does nothing in a forked
+        child.
 
-        Entries of the journal that were not stored stay there, for the next process that opens the run.
+        ``state``, ``reason`` in words, ``now``: Unix seconds. Entries of the journal that were not stored stay there,
+        for the next process that opens the run.
         """
         if self._mine():
             db = self._usable()
@@ -231,7 +251,7 @@ class FileWriter(Appender):
                 _leave_wal(db, self._where, self.readers_leave_s)
 
     def close(self) -> None:
-        """Close the connection, then release the lock; idempotent."""
+        """Close the connection, then release the run's lock; idempotent."""
         if self._mine() and self.db is not None:
             self._end_journal(end_stored=not holds_end(self._files.directory))
             self.db.close()
@@ -250,13 +270,13 @@ class FileWriter(Appender):
             journal.close(remove=end_stored and not journal.missing() and not journal.lost)
 
     def disown(self) -> None:
-        """In a forked child: forget the parent's connection without closing it."""
+        """Forget the parent's connection without closing it. Called in a forked child."""
         if self.db is not None:
             keep_forever(self.db)
         self.db = None
 
     def _in_place(self) -> bool:
-        """Return True if the file we write still has its name: SQLite goes on writing to a removed one."""
+        """Return True if the file we write still has its name: SQLite would go on writing to a removed one."""
         try:
             stat = self._files.run.stat()
         except FileNotFoundError:
@@ -276,7 +296,11 @@ _T = TypeVar("_T")
 def open_files(
     files: RunFiles, run: RunInfo, now: float, *, made: type[_WriterType], before: Callable[[], None] | None = None
 ) -> _WriterType:
-    """Take the lock, call ``before``, then create the run or begin its next attempt."""
+    """Open a run for writing: take its lock, call ``before``, then create the run or begin its next attempt.
+
+    Rows that an earlier process left in a journal are stored first. ``made``: class of the writer to return. ``now``:
+    Unix seconds. Raises ``RunLockedError`` if the lock is taken.
+    """
     make_private(files.directory)
     with ExitStack() as undo:
         lock = _patiently_locked(files)
@@ -295,7 +319,10 @@ def open_files(
 
 
 def amend_files(files: RunFiles) -> FileWriter | None:
-    """Return the writer of a run without one, without a new attempt; None if a process writes it, or we may not."""
+    """Return a writer for a run that has none, without a new attempt.
+
+    None if a process writes the run, or if this user may not write it.
+    """
     with ExitStack() as undo:
         try:
             lock = RunLock(files.lock, amending=True)
@@ -314,7 +341,10 @@ def amend_files(files: RunFiles) -> FileWriter | None:
 
 @contextmanager
 def for_good(files: RunFiles) -> Iterator[sqlite3.Connection]:
-    """Open a run without a writer for changes, under its lock; one plain file is left as after its end."""
+    """Give a connection to change a run that has no writer; the caller holds the run's lock.
+
+    Journal entries are stored first. After the block, a finished run is one plain file again.
+    """
     with closing(open_writer(files.run)) as db, explained(str(files.run)):
         drain(db, files)
         yield db
@@ -323,7 +353,10 @@ def for_good(files: RunFiles) -> Iterator[sqlite3.Connection]:
 
 
 def recover(files: RunFiles) -> None:
-    """Bring into the database what a dead process left in its journal; nothing if a process writes, or we may not."""
+    """Store in the database what a dead process left in the run's journal.
+
+    Nothing happens if a live process writes the run, or if this user may not write it.
+    """
     if has_journal(files.directory) or holds_end(files.directory):
         writer = amend_files(files)
         if writer is not None:
@@ -331,7 +364,7 @@ def recover(files: RunFiles) -> None:
 
 
 def mend(files: RunFiles) -> None:
-    """Rebuild ``run.db`` from the run's journal if it is gone or damaged; the caller holds the run's lock."""
+    """Rebuild ``run.db`` from the run's journal if the file is gone or damaged; the caller holds the run's lock."""
     why = unusable(files) if has_journal(files.directory) else ""
     if not why:
         return
@@ -345,7 +378,7 @@ def mend(files: RunFiles) -> None:
 
 
 def _salvaged(files: RunFiles, salvages: bool, db: sqlite3.Connection) -> None:
-    """Store the run that was read from its damaged file, and all of its journal that is not there."""
+    """Store in ``db`` the run as read from its damaged file, and all of its journal that the file lacks."""
     if salvages:
         poured(files.run, db)
     else:
@@ -362,8 +395,9 @@ def _salvaged(files: RunFiles, salvages: bool, db: sqlite3.Connection) -> None:
 
 
 def drain(db: sqlite3.Connection, files: RunFiles) -> None:
-    """Store what is in the journal and not in ``db``, how the run was ended too, then remove it; the caller holds the
-    run's lock.
+    """Store in ``db`` what only the run's journal holds, also how the run ended, then remove the journal.
+
+    The caller holds the run's lock.
     """
     paths = all_in(files.directory)
     for nonce, journaled in journals_in(files.directory).items():
@@ -407,8 +441,9 @@ def _patiently_locked(files: RunFiles) -> RunLock:
 def _create(
     files: RunFiles, fill: Callable[[sqlite3.Connection], _T], before: Callable[[], object] = lambda: None
 ) -> _T:
-    """Make ``run.db`` under another name and, once ``before`` was called, rename it: no reader ever sees half a run.
-    What ``fill`` returned.
+    """Make ``run.db`` under another name, call ``before``, then rename it, so that no reader ever sees half a run.
+
+    Returns what ``fill`` returned.
     """
     with writing_to(files.unborn):
         for leftover in (files.unborn, Path(f"{files.unborn}-journal")):
@@ -425,7 +460,7 @@ def _create(
 
 
 def _leave_wal(db: sqlite3.Connection, where: str, patience_s: float) -> None:
-    """Bring the log into the file and do without one from here on, which takes a moment without readers."""
+    """Move the write-ahead log into the file and switch the log off, which takes a moment without readers."""
     deadline = time.monotonic() + patience_s
     db.execute("PRAGMA busy_timeout = 0")
     while True:
