@@ -1,4 +1,4 @@
-"""Read the address of a ClickHouse server, of its HTTP interface: what may be shown of it, and what it is to keep."""
+"""Parse the URL of a ClickHouse server's HTTP interface: the part that may be displayed, and how long data are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlwatch.errors import MissingExtraError, StoreURLError
 
 LOOKS = "clickhouse://user@host:8123/database?secure=true&keep_tokens=90d"
 KEPT = {"keep_rows": ("record", "point", "latest"), "keep_tokens": ("spike",), "keep_completions": ("completion",)}
-"""Option -> tables whose rows go after so many days; without it they stay."""
+"""Option -> tables whose rows are removed after so many days; without the option they stay."""
 _OWN = ("secure", "verify", "ca_cert", "client_cert", "client_cert_key")
 _DAYS = re.compile(r"([1-9][0-9]{0,4})d")
 _YES = {"true": True, "1": True, "false": False, "0": False}
@@ -21,10 +21,11 @@ _DEFAULTS = {"async_insert": "1", "wait_for_async_insert": "1"}
 
 @dataclass(frozen=True, slots=True)
 class ClickHouseAddress:
-    """One database of one server.
+    """One database of one ClickHouse server.
 
-    ``url``: without a password. ``client``: what its client is given, a password too. ``settings``: the server's, of
-    every request. ``keep_days``: table -> days.
+    ``url``: without a password. ``where``: description for error messages. ``client``: arguments of the client, with
+    the password. ``settings``: of the server, sent with every request. ``keep_days``: table -> days until its rows are
+    removed.
     """
 
     url: str
@@ -35,7 +36,7 @@ class ClickHouseAddress:
 
 
 def read_place(url: str) -> ClickHouseAddress:
-    """Parse ``url``. Raises ``StoreURLError``, which never repeats the URL: it may hold a password.
+    """Return the parsed ``url``. Raises ``StoreURLError``, which never repeats the URL: it may hold a password.
 
     User and password default to ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD``.
     """
@@ -73,7 +74,7 @@ def read_place(url: str) -> ClickHouseAddress:
 
 
 def known_client() -> None:
-    """Raise ``MissingExtraError`` where clickhouse-connect is not installed."""
+    """Raise ``MissingExtraError`` if clickhouse-connect is not installed."""
     try:
         import clickhouse_connect  # noqa: F401
     except ImportError as error:

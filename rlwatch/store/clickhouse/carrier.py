@@ -1,4 +1,4 @@
-"""Rows, localised tokens and completions of runs in ClickHouse, up to the epochs that PostgreSQL has committed."""
+"""Hold rows, localised tokens and completions of runs in ClickHouse, as far as PostgreSQL has committed them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _BATCH = struct.Struct("<qqqd")
 _NEWEST = struct.Struct("<Qqqd")
 _PAGE, _NAMES = 5000, 500
 BULK = ("record", "point", "latest", "extra", "spike", "completion")
-"""Tables that hold anything."""
+"""Tables that hold data of runs."""
 
 
 class _Epoch(NamedTuple):
-    """Numbers up to which what was sent under an epoch counts."""
+    """One epoch of a writer, with the numbers up to which its rows and batches count."""
 
     epoch: int
     first_seq: int
@@ -36,7 +36,9 @@ class _Epoch(NamedTuple):
 
 
 class ClickHouse:
-    """A ``Carrier`` whose tables' names begin with ``name``."""
+    """Engine for the bulk of runs in ClickHouse; implements ``SeriesBackend``. ``name``: prefix of its tables'
+    names.
+    """
 
     def __init__(self, engine: ClickHouseClient, name: str) -> None:
         self._engine, self._name = engine, name
@@ -44,11 +46,15 @@ class ClickHouse:
     def rows(
         self, db: Connection, run_id: str, after_seq: int, *, limit: int | None = None, newest: bool = False
     ) -> Iterable[Row]:
-        """Rows above a number."""
+        """Return records with sequence numbers above ``after_seq`` in order of ``seq``, or the ``newest`` first.
+
+        Each row is ``seq, attempt, rank, step, ts, mset, packed values, extra``. ``limit``: at most so many; None for
+        all.
+        """
         return self._rows(db, run_id, f"seq > {after_seq}", limit, "DESC" if newest else "ASC")
 
     def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
-        """A page after the other."""
+        """Iterate over records above ``after_seq`` of attempts before ``attempt``, read page by page."""
         while page := self._rows(db, run_id, f"seq > {after_seq} AND attempt < {attempt}", _PAGE, "ASC"):
             yield from page
             after_seq = page[-1][0]
@@ -75,14 +81,14 @@ class ClickHouse:
         return extra
 
     def steps(self, db: Connection, run_id: str) -> Iterable[tuple[int, int]]:
-        """Attempt and step, each once."""
+        """Return each pair of attempt and step that has records, once, sorted."""
         answer, pair = self._read(db, run_id, "DISTINCT attempt, step", "record", "ORDER BY 1, 2"), struct.Struct("<qq")
         while answer:
             attempt, step = answer.numbers(pair)
             yield attempt, step
 
     def spans(self, db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
-        """Attempt -> its lowest and its highest step."""
+        """Return attempt -> its lowest and its highest step."""
         answer = self._read(db, run_id, "attempt, min(step), max(step)", "record", "GROUP BY attempt ORDER BY attempt")
         found, three = {}, struct.Struct("<qqq")
         while answer:
@@ -93,7 +99,10 @@ class ClickHouse:
     def parts(
         self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: RowRange
     ) -> Iterator[tuple[str, SeriesPart]]:
-        """Columns as the server puts them together, metric by metric; not in order."""
+        """Iterate over (metric name, rows of the metric in the range ``asked``), metric by metric, rows not in order.
+
+        ``sets``: id of each metric set of the run -> its names. ``names``: the metrics to read.
+        """
         known = _by_word(sets)
         asked_for = {plain(name) for name in names}
         wanted = [word for word in known if word in asked_for]
@@ -105,7 +114,7 @@ class ClickHouse:
                 yield known[answer.text()], _part(answer)
 
     def moments(self, db: Connection, run_id: str) -> SeriesPart:
-        """Moments of the records."""
+        """Return the Unix times of the records, as values, in order of ``seq``."""
         import numpy as np
 
         answer = self._read(db, run_id, _columns("ts"), "record", "")
@@ -119,7 +128,11 @@ class ClickHouse:
     def last_values(
         self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]]
     ) -> Iterable[tuple[int, int, Mapping[str, float]]]:
-        """Out of the table of newest values; of those that do not count, what does is looked for among the rest."""
+        """Iterate over ``seq``, step and newest value of each metric.
+
+        They come from the table of newest values. A value there that does not count (its write never committed) is
+        replaced by the newest one that does.
+        """
         counted = _counted(db, run_id)
         if not sets or not counted:
             return
@@ -142,7 +155,10 @@ class ClickHouse:
     def spikes(
         self, db: Connection, run_id: str, *, last: int | None, reason: str | None, step: int | None
     ) -> Iterable[Row]:
-        """Batches by step."""
+        """Iterate over the run's token batches by step, each as ``step, columns, reason, ts, attempt, rank``.
+
+        ``last``: only so many of the newest; ``reason``, ``step``: only of those; None for all.
+        """
         which = _batches_of(db, run_id, "spikes")
         apart = ", ".join(map(literal, APART))
         which += f" AND reason NOT IN ({apart})" if reason is None else f" AND reason = {literal(reason)}"
@@ -154,7 +170,7 @@ class ClickHouse:
             yield at, blob, why, ts, attempt, rank
 
     def top_spikes(self, db: Connection, run_id: str, limit: int) -> Iterable[Row]:
-        """The worst rows."""
+        """Iterate over the ``limit`` worst tokens, worst first, each as ``step, attempt, rank, body, reason``."""
         answer, three = (
             self._engine.read(
                 f"SELECT step, attempt, rank, body, reason FROM {self._name}_spike FINAL "
@@ -168,7 +184,10 @@ class ClickHouse:
             yield (*answer.numbers(three), answer.text(), answer.text())
 
     def completions(self, db: Connection, run_id: str, last: int | None) -> Iterable[Row]:
-        """Batches by step."""
+        """Iterate over the run's batches of completions by step, each as ``step, columns, ts, attempt, rank``.
+
+        ``last``: only so many of the newest; None for all.
+        """
         which = _batches_of(db, run_id, "completions")
         answer = self._batches("completion", "step, attempt, rank, ts, v", which, last)
         while answer:
@@ -176,11 +195,11 @@ class ClickHouse:
             yield step, answer.blob(), ts, attempt, rank
 
     def shipment(self, run_id: str) -> ClickHouseShipment:
-        """Writes of a writer that begins."""
+        """Return the object through which a new writer of the run sends its bulk."""
         return ClickHouseShipment(self._engine, self._name, run_id, time.time)
 
     def make(self) -> None:
-        """Create missing tables, and set the retention that the address gives."""
+        """Create missing tables, and set for how many days their rows are kept, as the address gives it."""
         for statement in tables(self._name):
             self._engine.do(statement)
         for table in BULK:
@@ -200,7 +219,11 @@ class ClickHouse:
     def prune(
         self, db: Connection, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool
     ) -> tuple[int, int]:
-        """Remove old batches that count; what does not is out of sight anyway."""
+        """Remove a run's batches older than ``before`` (Unix seconds); return their number and bytes.
+
+        ``undated``: time that batches without one are taken to have. ``dry_run``: only count. Batches that never
+        committed are invisible anyway and not counted.
+        """
         table = {Bulk.TOKENS: "spike", Bulk.COMPLETIONS: "completion"}[bulk]
         old = f"{_batches_of(db, run_id, f'{table}s')} AND if(ts = 0, {undated!r}, ts) < {before!r}"
         answer = self._engine.read(
@@ -212,12 +235,12 @@ class ClickHouse:
         return count, size
 
     def remove(self, run_id: str) -> None:
-        """Remove all there is of the run."""
+        """Remove all bulk data of the run."""
         for table in BULK:
             self._engine.do(f"DELETE FROM {self._name}_{table} WHERE run_id = {literal(run_id)}")
 
     def usage(self) -> dict[str, dict[str, int]]:
-        """Table -> its bytes on the server."""
+        """Return table -> its bytes on the ClickHouse server."""
         names = ", ".join(literal(f"{self._name}_{table}") for table in BULK)
         answer, size = (
             self._engine.read(

@@ -1,4 +1,6 @@
-"""Requests to a ClickHouse server: bounded in time, with its errors as ours, and rare while it is away."""
+"""Send requests to a ClickHouse server: with a time limit, its errors as ``StoreError``, and rarely while it is
+away.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _REFUSED = {
     60: "tables of rlwatch are missing: have their owner run `rlwatch db migrate`",
 }
 _LATER = {159, 160, 202, 203, 209, 210, 225, 242, 252, 279, 285, 286, 319, 425, 999}
-"""Timeouts, too many queries or parts, networks, keepers and quorums: the same request may succeed later."""
+"""Codes of timeouts, too many queries or parts, networks, keepers and quorums: the same request may succeed later."""
 _SYSTEM = re.compile(
     r"(?<=\[Errno )-?\d+\] [\w ]+|[Rr]ead timed out|connect timeout|Connection aborted|Temporary failure"
 )
@@ -41,16 +43,16 @@ _FULL = {243, 241}
 
 
 class ClickHouseClient:
-    """The server at ``place``; may be used from many threads, and from forked children.
+    """Client of the server at ``place``; may be used from many threads, and from forked children.
 
     Parameters
     ----------
     place
-        Which, and how to log in.
+        Host, database and login.
     patience_s
         Longest wait for an answer, in seconds.
     hurried
-        For a trainer: while the server is away, ask only now and then, and fail at once in between.
+        For a trainer: while the server cannot be reached, try only now and then, and fail at once in between.
     """
 
     def __init__(self, place: ClickHouseAddress, *, patience_s: float, hurried: bool) -> None:
@@ -60,16 +62,21 @@ class ClickHouseClient:
         self._away_until, self._pause_s, self._away_because = 0.0, FIRST_PAUSE_S, ""
 
     def read(self, statement: str) -> RowStream:
-        """Rows of a SELECT, in RowBinary."""
+        """Return the rows of a SELECT statement. Raises ``StoreError`` if the server refuses or cannot be reached."""
         return RowStream(self._asked(lambda client: client.raw_query(statement, fmt="RowBinary")))
 
     def insert(self, table: str, columns: str, block: bytes) -> None:
-        """Insert rows in RowBinary; they are stored once this returns."""
+        """Insert ``block``, rows in RowBinary, into ``table``; they are stored once this returns.
+
+        ``columns``: names separated by ``", "``. Raises ``StoreError`` if the server refuses or cannot be reached.
+        """
         names = columns.split(", ")
         self._asked(lambda client: client.raw_insert(table, names, block, fmt="RowBinary"))
 
     def do(self, statement: str) -> None:
-        """Carry out anything else."""
+        """Execute a statement that returns no rows. Raises ``StoreError`` if the server refuses or cannot be
+        reached.
+        """
         self._asked(lambda client: client.command(statement))
 
     def _asked(self, ask: Callable[[Client], _T]) -> _T:
@@ -127,7 +134,7 @@ def _client(pid: int, key: _Key) -> Client:  # noqa: ARG001  (a forked child has
 
 
 def tables(name: str) -> list[str]:
-    """Statements that make the tables of a store of this name."""
+    """Return the SQL statements that create the tables of a store; ``name``: prefix of the tables' names."""
     text = (resources.files("rlwatch.store.clickhouse") / "sql" / "tables.sql").read_text(encoding="utf-8")
     lines = [line for line in text.replace("{name}", name).splitlines() if not line.startswith("--")]
     return [statement.strip() for statement in "\n".join(lines).split(";") if statement.strip()]

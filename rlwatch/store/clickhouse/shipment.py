@@ -1,4 +1,4 @@
-"""Send the bulk of a writer's batches to ClickHouse under an epoch that PostgreSQL knows."""
+"""Send the bulk of a writer's batches to ClickHouse under an epoch, a number of the writer that PostgreSQL records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlwatch.store.postgres.carrier import Load
 from rlwatch.store.postgres.connection import Connection
 
 MOST_BYTES = 16 << 20
-"""Bytes of an insert; a batch of more is sent in several."""
+"""Most bytes of one insert; a larger batch is sent in several."""
 _ROW = struct.Struct("<qQqqqdi")
 _BATCH = struct.Struct("<Qqqqqd")
 _ROWS = "run_id, seq, epoch, attempt, rank, step, ts, mset, names, v"
@@ -22,7 +22,11 @@ _COMPLETIONS = "run_id, epoch, number, step, attempt, rank, ts, n, v"
 
 
 class ClickHouseShipment:
-    """A ``Shipment`` of the run. ``now``: the time in Unix seconds, which makes epochs that were not given before."""
+    """Writes of one writer of a run to ClickHouse; implements ``Shipment``.
+
+    ``name``: prefix of the store's tables. ``now`` returns the time in Unix seconds, from which epochs that were never
+    given before are made.
+    """
 
     def __init__(self, engine: ClickHouseClient, name: str, run_id: str, now: Callable[[], float]) -> None:
         self._engine, self._name, self._run_id, self._now = engine, name, run_id, now
@@ -31,7 +35,7 @@ class ClickHouseShipment:
         self._names: dict[int, bytes] = {}
 
     def send(self, db: Connection, bulk: Load) -> None:
-        """Store the bulk; it counts once :meth:`note` has committed."""
+        """Store the bulk of a batch in ClickHouse; it counts once the transaction of :meth:`note` has committed."""
         if not (bulk.records or bulk.spikes or bulk.completions):
             return
         if not self._epoch:
@@ -54,7 +58,7 @@ class ClickHouseShipment:
         self._completions += len(bulk.completions)
 
     def note(self, db: Connection) -> None:
-        """Note how far the epoch counts."""
+        """Record in PostgreSQL how far the epoch counts, in the caller's transaction."""
         if self._epoch:
             db.execute(
                 "UPDATE series_epoch SET first_seq = %s, last_seq = %s, spikes = %s, completions = %s, extra = %s "
@@ -63,11 +67,13 @@ class ClickHouseShipment:
             )
 
     def forget(self) -> None:
-        """Go on under another epoch."""
+        """Continue under a new epoch, so that what was sent and not recorded stays invisible."""
         self._epoch = 0
 
     def _begin(self, db: Connection) -> None:
-        """Take an epoch above all others of the run; what is empty is taken over, so that tries leave nothing."""
+        """Take an epoch above all others of the run; an empty one is replaced, so that failed attempts leave
+        nothing.
+        """
         row = db.execute(
             "SELECT coalesce(max(epoch), 0), coalesce(max(epoch) FILTER "
             "(WHERE last_seq < first_seq AND spikes = 0 AND completions = 0), 0) FROM series_epoch WHERE run_id = %s",

@@ -1,4 +1,6 @@
-"""ClickHouse's RowBinary, as far as rows here need it: numbers are little-endian and keep their bits, NaN too."""
+"""Encode and decode ClickHouse's RowBinary, as far as needed here: little-endian numbers that keep their bits, NaN
+too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def literal(text: str) -> str:
-    r"""``text`` within a statement, whatever is in it.
+    """Return ``text`` as an SQL expression that is safe within a statement, whatever characters it has.
 
     >>> literal("o'clock")
     "unhex('6f27636c6f636b')"
@@ -21,7 +23,7 @@ def literal(text: str) -> str:
 
 
 def varint(number: int) -> bytes:
-    r"""Length of what follows.
+    r"""Return ``number`` as a variable-length integer, which precedes strings and arrays as their length.
 
     >>> varint(5), varint(300)
     (b'\x05', b'\xac\x02')
@@ -35,23 +37,23 @@ def varint(number: int) -> bytes:
 
 
 def string(value: str | bytes) -> bytes:
-    """A String; of text, its UTF-8."""
+    """Return ``value`` encoded as a ClickHouse String; text as UTF-8."""
     raw = plain(value).encode() if isinstance(value, str) else value
     return varint(len(raw)) + raw
 
 
 def floats(packed: bytes) -> bytes:
-    """An Array(Float64) out of packed values."""
+    """Return packed little-endian float64 values encoded as a ClickHouse Array(Float64)."""
     return varint(len(packed) // 8) + packed
 
 
 def strings(values: tuple[str, ...]) -> bytes:
-    """An Array(String)."""
+    """Return ``values`` encoded as a ClickHouse Array(String)."""
     return varint(len(values)) + b"".join(map(string, values))
 
 
 class RowStream:
-    """Rows of an answer, read from front to end. False once all is read.
+    """Reader of the rows in a RowBinary answer, from front to end. It is false once all is read.
 
     >>> answer = RowStream(string("é") + struct.pack("<q", 7))
     >>> answer.text(), answer.numbers(struct.Struct("<q")), bool(answer)
@@ -65,22 +67,22 @@ class RowStream:
         return self._at < len(self._data)
 
     def numbers(self, packed: struct.Struct) -> tuple[Any, ...]:
-        """Numbers one after the other."""
+        """Read the next numbers, which are packed as ``packed`` describes."""
         at, self._at = self._at, self._at + packed.size
         return packed.unpack_from(self._data, at)
 
     def blob(self, width: int = 1) -> bytes:
-        """A String; or an Array of numbers of ``width`` bytes."""
+        """Read a String as bytes, or an Array of numbers that are ``width`` bytes wide."""
         size = self._length() * width
         at, self._at = self._at, self._at + size
         return self._data[at : self._at]
 
     def text(self) -> str:
-        """A String of text."""
+        """Read a String as text."""
         return self.blob().decode()
 
     def array(self, kind: str) -> np.ndarray:
-        """An Array of ``kind``, numpy's little-endian code of eight bytes."""
+        """Read an Array of eight-byte numbers; ``kind``: numpy's little-endian code of their type."""
         import numpy as np
 
         return np.frombuffer(self.blob(8), dtype=kind)

@@ -1,4 +1,4 @@
-"""Read the address of a store on PostgreSQL: what of it is libpq's, what is ours, and what may be shown."""
+"""Parse the URL of a store on PostgreSQL: libpq's settings, rlwatch's options, and the part that may be displayed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """One schema of one database.
+    """One schema of one database on one server.
 
-    ``settings``: connection settings of libpq by name, with a password if the URL has one; libpq takes missing ones
-    from its own environment variables and files. ``url``: the same without a password. ``series``: the
-    server that has rows, localised tokens and completions, if it is another.
+    ``url``: the store's URL without a password. ``settings``: connection settings of libpq by name, with a password if
+    the URL has one; libpq takes missing ones from its own environment variables and files. ``series``: the ClickHouse
+    server that has rows, localised tokens and completions; None if PostgreSQL has them.
     """
 
     url: str
@@ -41,7 +41,7 @@ class PostgresAddress:
 
     @property
     def where(self) -> str:
-        """The database, as errors name it."""
+        """Description of the database for error messages, without a password."""
         settings = self.settings
         host, port = settings.get("host") or settings.get("hostaddr") or "", settings.get("port")
         service = f"service {settings['service']}" if "service" in settings else ""
@@ -49,13 +49,16 @@ class PostgresAddress:
         return f"database {settings.get('dbname', '')!r} on {place or service or 'the default host'}"
 
     def key(self, *names: str) -> int:
-        """A number of 64 bits for a lock of this schema, the same in every process."""
+        """Return a 64-bit number for the lock ``names`` of this schema, the same in every process."""
         digest = sha256("/".join((self.schema, *names)).encode()).digest()
         return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def read_address(url: str) -> PostgresAddress:
-    """The address in ``url``. Raises ``StoreURLError``, which never repeats it: it may hold a password."""
+    """Return the parsed store ``url``. Raises ``StoreURLError`` for an invalid one.
+
+    The message never repeats the URL, which may hold a password.
+    """
     own, rest = _own(url)
     schema = own.get("schema", SCHEMA)
     if not _NAME.fullmatch(schema):
@@ -84,7 +87,7 @@ def _own(url: str) -> tuple[dict[str, str], str]:
 
 
 def known_driver() -> None:
-    """Raise ``MissingExtraError`` where psycopg, or its libpq, is not installed."""
+    """Raise ``MissingExtraError`` if psycopg, or its libpq, is not installed."""
     try:
         import psycopg  # noqa: F401
     except ImportError as error:

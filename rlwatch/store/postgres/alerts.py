@@ -1,4 +1,6 @@
-"""Alerts, the outbox, acknowledgements and people's annotations: ``AlertStore``."""
+"""Store alerts, outgoing messages, acknowledgements and people's annotations in PostgreSQL; implements
+``AlertStore``.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,17 @@ from rlwatch.store.sqlite.ownership import is_gone, this_process
 _MESSAGE = ", ".join(("run_id", "extra", *MESSAGE.columns))
 _OF_RUN = "WHERE %(run)s::text IS NULL OR run_id = %(run)s"
 _FREE_TRIES = 3
-"""Times a message is composed without holding the run's alerts; then they are held meanwhile."""
+"""Times that messages are composed without a lock on the run's alerts; then the lock is held meanwhile."""
 
 
 class Alerts(People):
-    """Alerts and messages, which several processes write."""
+    """Part of a store that holds alerts, outgoing messages and acknowledgements, which several processes write."""
 
     _control_timeout_s: float
     url: str
 
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
-        """Insert or update alerts, insert new messages; one transaction per run."""
+        """Insert or update alerts and insert messages whose id is new, in one transaction per run."""
         runs = [alert.run_id for alert in alerts] + [message.run_id for message in messages]
         for run_id in dict.fromkeys(runs):
             with self._changing(run_id) as db:
@@ -49,10 +51,11 @@ class Alerts(People):
                 _insert(db, run_id, own, new, self._clock.now())
 
     def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
-        """Store alerts and the messages that ``compose`` makes of them.
+        """Insert or update the run's alerts and the messages that ``compose`` returns, in one transaction.
 
-        Messages are composed outside of a transaction, from what is stored and these alerts, and written only if no
-        other process wrote meanwhile; otherwise they are composed again.
+        ``compose`` is called with the run's alerts, messages and acknowledgements, outside of a transaction. The result
+        is written only if no other process wrote meanwhile; otherwise it is composed again. Returns the messages whose
+        id was new.
         """
         for _ in range(_FREE_TRIES):
             with self.snapshot(run_id) as db:
@@ -72,17 +75,19 @@ class Alerts(People):
         return made
 
     def ledger(self, run_id: str) -> Ledger:
-        """The run's alerts, messages and acknowledgements at one moment."""
+        """Return the run's alerts, messages and acknowledgements at one moment, each newest last."""
         with self.snapshot(run_id) as db:
             return _ledger(db, run_id)
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
-        """Alerts (of one run, or of all), newest first."""
+        """Return the alerts of one run, or of all runs, newest first."""
         with self._looking(run_id) as db:
             return [] if db is None else shown(db, run_id, _alerts(db, run_id))[::-1]
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
-        """Keep it, unless an earlier one covers it."""
+        """Store the acknowledgement of an alert, unless an earlier one has at least its severity; return the stored
+        one.
+        """
         a = acknowledgement
         with self._changing(a.run_id) as db:
             _turn_page(db, a.run_id)  # others wait
@@ -95,12 +100,12 @@ class Alerts(People):
         return a
 
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
-        """Acknowledgements (of one run, or of all)."""
+        """Return the acknowledgements of alerts of one run, or of all runs."""
         with self._looking(run_id) as db:
             return [] if db is None else shown(db, run_id, _acknowledgements(db, run_id))
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
-        """All messages (of one run, or of all), oldest first."""
+        """Return all outgoing messages of one run, or of all runs, oldest first."""
         with self._looking(run_id) as db:
             messages = [] if db is None else shown(db, run_id, _messages(db, run_id))
         return sorted(messages, key=attrgetter("created_at"))
@@ -108,10 +113,10 @@ class Alerts(People):
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
     ) -> list[OutboxMessage]:
-        """Return due pending messages without a lease, oldest first, leased until ``now + lease_s``; over all runs.
+        """Lease due messages of all runs until ``now + lease_s`` (seconds) and return at most ``limit``, oldest first.
 
-        A lease ends early if its process was on this machine and is gone, or if the message's last change lies in the
-        future.
+        ``channels``: only messages to these channels; None for all. A lease ends early if its process was on this
+        machine and is gone, or if the message's last change lies in the future.
         """
         asked: dict[str, Any] = {"now": float(now), "until": now + lease_s, "by": this_process(), "limit": limit}
         asked["channels"] = None if channels is None else list(channels)
@@ -143,7 +148,9 @@ class Alerts(People):
         return sorted(leased, key=attrgetter("created_at"))
 
     def settle_message(self, message: OutboxMessage) -> None:
-        """Write the outcome of a delivery back, unless the message is over or in other hands by now."""
+        """Store the outcome of a delivery and end the lease, unless the message is final or leased by another caller by
+        now.
+        """
         m = message
         with self._changing(m.run_id) as db:
             db.execute(
@@ -164,7 +171,7 @@ class Alerts(People):
             )
 
     def retry_message(self, message: OutboxMessage) -> None:
-        """Make an unsent message due now. Tried before, so that it is tried again however old it is."""
+        """Make an unsent message due now. It counts as tried before, so that it is tried again however old it is."""
         with self._changing(message.run_id) as db:
             db.execute(
                 "UPDATE outbox SET status = 'pending', next_attempt_at = 0, attempts = greatest(attempts, 1), "
@@ -177,7 +184,11 @@ class Alerts(People):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Held by one caller at a time, whichever process it is in; no transaction is open meanwhile."""
+        """Hold a lock of the whole store, over all processes, until the block is left; no transaction is open
+        meanwhile.
+
+        Raises ``StoreBusyError`` if another process holds it too long.
+        """
         db = self.server.connect()
         try:
             with explained(self.server.address):
@@ -198,7 +209,7 @@ def _page(db: Connection, run_id: str) -> int:
 
 
 def _turn_page(db: Connection, run_id: str) -> int:
-    """Return the next page's number; other writers of the run's alerts wait until the transaction is over."""
+    """Return the next revision of the run's alerts; other writers of them wait until the transaction is over."""
     row = db.execute(
         "INSERT INTO alert_book (run_id, revision) VALUES (%s, 1) "
         "ON CONFLICT (run_id) DO UPDATE SET revision = alert_book.revision + 1 RETURNING revision",
@@ -208,7 +219,7 @@ def _turn_page(db: Connection, run_id: str) -> int:
 
 
 def _composed(compose: Composer, whole: Ledger, alerts: Sequence[Alert]) -> list[OutboxMessage]:
-    """Return the new messages that ``compose`` makes of what is stored and these alerts."""
+    """Return the new messages that ``compose`` makes of the stored alerts and these."""
     known = {alert.alert_id: alert for alert in whole.alerts} | {alert.alert_id: alert for alert in alerts}
     written = {message.message_id for message in whole.messages}
     composed = compose(Ledger(tuple(known.values()), whole.messages, whole.acknowledgements))

@@ -1,4 +1,6 @@
-"""Silences, the audit and answers to forecasts: ``AlertStore`` in part, and ``AnswerStore``."""
+"""Store silences, audit entries and answers to forecasts in PostgreSQL; implements ``AnswerStore``, in part
+``AlertStore``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _ANSWER = FieldTable(
 
 
 class People(ABC):
-    """Acts and words of people, over hooks that open a transaction."""
+    """Part of a store that holds silences, the audit and answers to forecasts. Subclasses open the transactions."""
 
     _clock: Clock
     server: Server
@@ -39,7 +41,7 @@ class People(ABC):
 
     @abstractmethod
     def snapshot(self, run_id: str) -> Opened:
-        """The same, of a run that exists. Raises ``RunNotFoundError``."""
+        """Give a connection with a read-only snapshot, if the run exists. Raises ``RunNotFoundError``."""
 
     @abstractmethod
     def _changing(self, run_id: str) -> Opened:
@@ -51,13 +53,13 @@ class People(ABC):
             yield db
 
     def put_silence(self, silence: Silence) -> None:
-        """Insert or replace by id."""
+        """Store the silence, which mutes alerts of the whole store, in place of an earlier one with the same id."""
         with self.server.writing() as db:
             tell(db, self.server.address, "pages", "")
             put(db, SILENCE, silence, key="silence_id")
 
     def silences(self) -> list[Silence]:
-        """All silences, oldest first."""
+        """Return all silences of the store, oldest first, including expired ones."""
         with self._reading() as db:
             if db is None:
                 return []
@@ -65,13 +67,13 @@ class People(ABC):
             return [SILENCE.record(row, extra) for extra, *row in rows]
 
     def put_entry(self, entry: AuditEntry) -> None:
-        """Add it, unless its id is known."""
+        """Add the entry to the store's audit, unless an entry with the same id is there."""
         with self.server.writing() as db:
             tell(db, self.server.address, "pages", entry.run_id)
             add(db, AUDIT, entry)
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
-        """Acts and words of people (about one run, or all), oldest first."""
+        """Return people's actions and annotations (about one run, or about all), oldest first."""
         with self._reading() as db:
             if db is None:
                 return []
@@ -80,12 +82,12 @@ class People(ABC):
             return [AUDIT.record(row, extra) for extra, *row in rows]
 
     def answer_forecast(self, answer: ForecastAnswer) -> None:
-        """Keep it, in place of an earlier one about the same attempt and step."""
+        """Store a user's answer to a forecast, in place of an earlier one about the same attempt and step."""
         with self._changing(answer.run_id) as db:
             put(db, _ANSWER, answer, key="run_id, attempt, step", run_id=answer.run_id)
 
     def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
-        """Answers about one run, or about all, by run, attempt and step."""
+        """Return users' answers to forecasts of one run, or of all runs, ordered by run, attempt and step."""
         with self._looking(run_id) as db:
             if db is None:
                 return []
@@ -97,7 +99,7 @@ _Of = TypeVar("_Of", Alert, OutboxMessage, Acknowledgement, ForecastAnswer)
 
 
 def shown(db: Connection, run_id: str | None, everything: list[_Of]) -> list[_Of]:
-    """Leave out entries of deleted runs where all runs were asked for (``run_id`` None)."""
+    """Return ``everything`` without the entries of deleted runs, if all runs were asked for (``run_id`` None)."""
     edits = {} if run_id is not None else edits_of(db, None)
     erased = [of for of, changes in edits.items() if any(edit.deleted for edit in changes)]
     if not erased:

@@ -1,6 +1,6 @@
-"""The seam between what a team's store controls and the bulk that it carries: rows, localised tokens, completions.
+"""Interface between a team's store and the engine that holds its bulk data: rows, localised tokens, completions.
 
-Runs, findings, commands and alerts always lie in PostgreSQL. What grows with every step lies there too
+Runs, findings, commands and alerts always lie in PostgreSQL. Data that grow with every step lie there too
 (:mod:`rlwatch.store.postgres.tables`) or in ClickHouse (:mod:`rlwatch.store.clickhouse`).
 """
 
@@ -27,7 +27,7 @@ class SeriesPart(NamedTuple):
 
 
 class RowRange(NamedTuple):
-    """Rows above ``after``, with steps from ``low`` to ``high``."""
+    """Range of rows to read: sequence numbers above ``after``, and steps from ``low`` to ``high``, both included."""
 
     after: int
     low: int
@@ -40,9 +40,11 @@ class RowRange(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Rows of a batch of the kinds that grow with every step; ``names``: metric set -> its metrics.
+    """Rows of one batch of the kinds that grow with every step.
 
-    ``extra``: ``seq`` -> JSON of the fields of a record that have no column.
+    ``names``: id of a metric set -> its metric names. ``records``, ``spikes``, ``completions``: rows as their tables
+    have them; each token batch with its worst rows. ``extra``: ``seq`` -> JSON of the fields of a record that have no
+    column.
     """
 
     names: Mapping[int, tuple[str, ...]]
@@ -53,97 +55,121 @@ class Load(NamedTuple):
 
 
 class Shipment(Protocol):
-    """Writes of one writer to an engine that commits apart from PostgreSQL.
+    """Writes of one writer to an engine that commits separately from PostgreSQL.
 
-    What is sent counts once the transaction that notes it has committed, and never otherwise: whatever is there of a
-    write that failed stays out of sight.
+    Data that were sent count once the PostgreSQL transaction that records them has committed, and never otherwise:
+    whatever a failed write left stays invisible.
     """
 
     def send(self, db: Connection, bulk: Load) -> None:
-        """Store the bulk of a batch, before the transaction. Raises ``UnreachableError`` while that is away."""
+        """Store the bulk of a batch in the engine, before the transaction. Raises ``UnreachableError`` if it cannot be
+        reached.
+        """
         ...
 
     def note(self, db: Connection) -> None:
-        """Note in the transaction that what was sent counts."""
+        """Record in PostgreSQL, within the transaction, that what was sent counts."""
         ...
 
     def forget(self) -> None:
-        """Leave what was sent and not noted out of sight for good."""
+        """Leave what was sent and not recorded invisible for good."""
         ...
 
 
 class SeriesBackend(Protocol):
-    """Reader of the bulk of runs, each answer of the snapshot that ``db`` holds."""
+    """Engine that holds the bulk of runs; each answer fits the PostgreSQL snapshot that the connection ``db`` holds."""
 
     def rows(
         self, db: Connection, run_id: str, after_seq: int, *, limit: int | None = None, newest: bool = False
     ) -> Iterable[Row]:
-        """``seq, attempt, rank, step, ts, mset, packed values, extra`` in order of ``seq``, or the ``newest`` first.
+        """Return records with sequence numbers above ``after_seq`` in order of ``seq``, or the ``newest`` first.
 
-        ``extra``: JSON of the fields that have no column, or empty.
+        Each row is ``seq, attempt, rank, step, ts, mset, packed values, extra``. ``limit``: at most so many; None for
+        all. ``extra``: JSON of the fields that have no column, or empty.
         """
         ...
 
     def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
-        """The same of attempts before ``attempt``, read bit by bit."""
+        """Iterate over records above ``after_seq`` of attempts before ``attempt``, as rows of :meth:`rows`, read in
+        parts.
+        """
         ...
 
     def steps(self, db: Connection, run_id: str) -> Iterable[tuple[int, int]]:
-        """Attempt and step, each once, in this order."""
+        """Return each pair of attempt and step that has records, once, sorted."""
         ...
 
     def spans(self, db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
-        """Attempt -> its lowest and its highest step."""
+        """Return attempt -> its lowest and its highest step."""
         ...
 
     def parts(
         self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: RowRange
     ) -> Iterator[tuple[str, SeriesPart]]:
-        """Rows of each of ``names``, in as many parts as they lie in; ``sets``: the run's metric sets."""
+        """Iterate over (metric name, rows of the metric in the range ``asked``), in as many parts as they are stored
+        in.
+
+        ``sets``: id of each metric set of the run -> its names. ``names``: the metrics to read.
+        """
         ...
 
     def moments(self, db: Connection, run_id: str) -> SeriesPart:
-        """Moments of the records, as values."""
+        """Return the Unix times of the records, as values."""
         ...
 
     def last_values(
         self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]]
     ) -> Iterable[tuple[int, int, Mapping[str, float]]]:
-        """``seq``, step and values of the rows that hold the newest value of a metric."""
+        """Return ``seq``, step and values of the rows that hold the newest value of any metric.
+
+        ``sets``: id of each metric set of the run -> its names.
+        """
         ...
 
     def spikes(
         self, db: Connection, run_id: str, *, last: int | None, reason: str | None, step: int | None
     ) -> Iterable[Row]:
-        """``step, columns, reason, ts, attempt, rank`` of spike batches by step."""
+        """Return the run's token batches by step, each as ``step, columns, reason, ts, attempt, rank``.
+
+        ``last``: only so many of the newest; ``reason``, ``step``: only of those; None for all.
+        """
         ...
 
     def top_spikes(self, db: Connection, run_id: str, limit: int) -> Iterable[Row]:
-        """``step, attempt, rank, body, reason`` of the worst rows, the worst first."""
+        """Return the ``limit`` worst tokens, worst first, each as ``step, attempt, rank, body, reason``."""
         ...
 
     def completions(self, db: Connection, run_id: str, last: int | None) -> Iterable[Row]:
-        """``step, columns, ts, attempt, rank`` of batches of completions by step."""
+        """Return the run's batches of completions by step, each as ``step, columns, ts, attempt, rank``.
+
+        ``last``: only so many of the newest; None for all.
+        """
         ...
 
     def shipment(self, run_id: str) -> Shipment | None:
-        """Writes of a writer that begins; None where rows are copied in with the transaction itself."""
+        """Return the object through which a new writer of the run sends its bulk; None if PostgreSQL itself holds the
+        bulk.
+        """
         ...
 
     def make(self) -> None:
-        """See that tables are there, and keep what they are to keep, however often."""
+        """Create missing tables and set how long their rows are kept; may be called any number of times."""
         ...
 
     def prune(
         self, db: Connection, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool
     ) -> tuple[int, int]:
-        """Remove batches as ``Pruning.prune`` does, in the transaction of ``db`` where that can be."""
+        """Remove old batches of a run as ``Pruning.prune`` does, in the transaction of ``db`` if possible.
+
+        Returns the number of batches and their bytes. ``before``: Unix seconds. ``undated``: time that batches without
+        one are taken to have. ``dry_run``: only count.
+        """
         ...
 
     def remove(self, run_id: str) -> None:
-        """Remove all there is of the run, before PostgreSQL does."""
+        """Remove all bulk data of the run, before PostgreSQL removes the run itself."""
         ...
 
     def usage(self) -> dict[str, dict[str, int]]:
-        """Table -> kind -> bytes, apart from PostgreSQL's own."""
+        """Return table -> kind -> bytes, of tables outside PostgreSQL."""
         ...

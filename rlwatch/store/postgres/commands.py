@@ -1,4 +1,4 @@
-"""Commands as rows: ``CommandStore``."""
+"""Store commands to trainers as rows of PostgreSQL; implements ``CommandStore``."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ _ANSWERS = tuple(status for status in CommandStatus if not status.open)
 
 
 class CommandQueries(ABC):
-    """Wishes of people about live runs, over hooks that open a transaction."""
+    """Part of a store that holds people's commands to live runs. Subclasses open the transactions."""
 
     server: Server
     url: str
 
     @abstractmethod
     def snapshot(self, run_id: str) -> AbstractContextManager[Connection]:
-        """The tables as they are now, of a run that exists. Raises ``RunNotFoundError``."""
+        """Give a connection with a read-only snapshot, if the run exists. Raises ``RunNotFoundError``."""
 
     @abstractmethod
     def _changing(self, run_id: str) -> AbstractContextManager[Connection]:
         """Open a transaction on a run that exists. Raises ``RunNotFoundError``."""
 
     def submit(self, command: Command) -> Command:
-        """Insert, or return the command that already has this id or idempotency key."""
+        """Store a command for a run; return it, or the stored one that has the same id or idempotency key.
+
+        Raises ``RunNotFoundError``, and ``StoreBusyError`` if another process is storing the same command.
+        """
         key = plain(command.idempotency_key)
         with self._changing(command.run_id) as db:
             add(db, COMMAND, command, run_id=command.run_id)
@@ -45,13 +48,16 @@ class CommandQueries(ABC):
         return kept[0]
 
     def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
-        """Commands of a run, oldest first."""
+        """Return the run's commands, oldest first; if ``status`` is given, only those in that status."""
         with self.snapshot(run_id) as db:
             which = "WHERE run_id = %s AND (%s::text IS NULL OR status = %s) ORDER BY id"
             return list(found(db, COMMAND, which, (run_id, status, status)))
 
     def claim(self, run_id: str, now: float) -> list[Command]:
-        """Expire overdue queued commands, take the rest; rows are locked, so that each has one taker."""
+        """Expire the run's queued commands that are overdue at ``now`` (Unix seconds); claim and return the others.
+
+        Rows are locked, so that each command is claimed by one process. Raises ``RunNotFoundError``.
+        """
         late = "expires_at > 0 AND expires_at <= %(now)s"
         queued = "FROM command WHERE run_id = %(run)s AND status = 'queued'"
         with self.server.connection() as db:
@@ -80,7 +86,11 @@ class CommandQueries(ABC):
     def settle(
         self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
     ) -> Command:
-        """Answer a claimed command; the first answer stays."""
+        """Store the final ``status`` and ``result`` of a claimed command; the first answer stays and is returned.
+
+        ``now``: Unix seconds. ``step``: training step at which the command was done, or None. Raises ``StoreError`` for
+        a status that is not final, an unclaimed command, or an unknown id.
+        """
         if status not in _ANSWERS:
             answers = ", ".join(answer.value for answer in _ANSWERS)
             raise StoreError(f"a command is settled as one of {answers}, not as {status.value!r}")
@@ -97,7 +107,10 @@ class CommandQueries(ABC):
         return command
 
     def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
-        """Cancel a queued command; ask the claimant of a claimed one to abandon it."""
+        """Cancel a queued command, or request the process that claimed it to abandon it; return the command as stored.
+
+        ``now``: Unix seconds. ``result``: the reason. Raises ``StoreError`` if there is no such command.
+        """
         with self._changing(run_id) as db:
             db.execute(
                 "UPDATE command SET finished_at = CASE status WHEN 'queued' THEN %s::float8 END, result = %s, "

@@ -1,4 +1,4 @@
-"""A connection to the server, each of whose waits ends."""
+"""A connection to the PostgreSQL server whose waits all have a time limit."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ Row = tuple[Any, ...]
 
 
 class Connection(psycopg.Connection[Row]):
-    """A connection each of whose waits for the server ends after ``patience_s``; then it is of no more use."""
+    """A connection that gives up waiting for the server after ``patience_s`` seconds (None: never) and is then
+    closed.
+    """
 
     patience_s: float | None = None
     made: bool = False
-    """True once the tables are known to be there."""
+    """True once the tables are known to exist."""
     placed: bool = False
-    """True once it is noted where series lie."""
+    """True once the database records where series are stored, in PostgreSQL or in ClickHouse."""
     by_policy: bool = False
-    """True where row-level security holds for this role."""
+    """True if row-level security applies to this role."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """Wait like psycopg, but at most ``patience_s`` where psycopg would wait for ever."""
+        """Wait as psycopg does, but at most ``patience_s`` seconds where psycopg would wait for ever.
+
+        Raises ``psycopg.OperationalError`` and closes the connection if no answer came in that time.
+        """
         if timeout is not None:
             return super().wait(gen, interval, timeout)
         try:

@@ -1,4 +1,6 @@
-"""Copy rows into a table, binary; or insert them, where row-level security looks at each. And records one by one."""
+"""Write rows into PostgreSQL tables: batches by binary COPY, or by INSERT under row-level security; and single
+records.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ _TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def plain(text: str) -> str:
-    r"""``text`` as the server can hold it: UTF-8 without NUL.
+    r"""Return ``text`` as the server can hold it: UTF-8, with NUL characters escaped.
 
     >>> plain(chr(0) + "ok")
     '\\x00ok'
@@ -55,7 +57,9 @@ def plain(text: str) -> str:
 
 
 def copy_rows(db: Connection, run_id: str, table: str, rows: Sequence[Row]) -> None:
-    """Copy ``rows`` of a run, each without the run's id, in the order of :data:`_TABLES`."""
+    """Copy ``rows`` of a run into ``table``; each row lacks the run's id and has the columns in the order of
+    :data:`_TABLES`.
+    """
     if not rows:
         return
     columns, types = _TABLES[table]
@@ -75,13 +79,20 @@ def copy_rows(db: Connection, run_id: str, table: str, rows: Sequence[Row]) -> N
 
 
 def add(db: Connection, table: FieldTable[_T], record: _T, /, **first: object) -> None:
-    """Insert the record, unless one of its keys is there; ``first``: columns that are no fields of it."""
+    """Insert the record into its table, unless a row with the same key exists.
+
+    ``first``: values of columns that are not fields of the record, such as the run's id.
+    """
     put = table.insert("%s", *first, codec.EXTRA, upon="DO NOTHING")
     db.execute(put.encode(), (*first.values(), plain(table.rest_text(record)), *table.row(record, plain)))
 
 
 def put(db: Connection, table: FieldTable[_T], record: _T, /, key: str, **first: object) -> None:
-    """Insert the record, or replace the one of the same ``key`` (columns); fields of it that we do not know stay."""
+    """Insert the record into its table, or replace the row with the same ``key`` (columns separated by ``", "``).
+
+    Fields of the stored row that this version of rlwatch does not know stay. ``first``: values of columns that are not
+    fields of the record.
+    """
     text, row = plain(table.rest_text(record)), table.row(record, plain)
     statement = f"{table.upsert('%s', *first, codec.EXTRA, key=key)} RETURNING extra"
     found = db.execute(statement.encode(), (*first.values(), text, *row)).fetchone()
@@ -97,11 +108,16 @@ def put(db: Connection, table: FieldTable[_T], record: _T, /, key: str, **first:
 def found(
     db: Connection, table: FieldTable[_T], which: str, values: Sequence[object] | Mapping[str, object] = ()
 ) -> Iterable[_T]:
-    """Records of a table that has ``run_id``: ``which`` of them, in which order."""
+    """Return the records of a table that has the column ``run_id``.
+
+    ``which``: SQL clauses after FROM (WHERE, ORDER BY), with parameters ``values``.
+    """
     rows = db.execute(table.select(which, "run_id", codec.EXTRA).encode(), values)
     return (record_of(table, row) for row in rows.fetchall())
 
 
 def record_of(table: FieldTable[_T], row: Sequence[Any]) -> _T:
-    """The record of a row: the run's id, ``extra``, then the columns."""
+    """Return the record of a row that holds the run's id, the JSON of fields without a column, then the table's
+    columns.
+    """
     return table.record(row[2:], row[1], run_id=row[0])

@@ -1,4 +1,4 @@
-"""Edits of runs by people, and purging: ``CurationStore``."""
+"""Store people's edits of runs in PostgreSQL, and remove deleted runs; implements ``CurationStore``."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ OF_A_RUN = (
     "edit",
     "run",
 )
-"""Tables with a column ``run_id``; the run itself comes last."""
+"""Tables with a column ``run_id``; that of the run itself comes last."""
 
 
 def edits_of(db: Connection, run_id: str | None) -> dict[str, list[RunEdit]]:
-    """Run -> its edits, oldest first; of one run, or of all."""
+    """Return run id -> its edits, oldest first; for one run, or (``run_id`` None) for all."""
     found: dict[str, list[RunEdit]] = {}
     rows = db.execute(
         "SELECT run_id, edited_by, at, body FROM edit WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY id",
@@ -57,20 +57,20 @@ def edits_of(db: Connection, run_id: str | None) -> dict[str, list[RunEdit]]:
 
 
 def as_edited(db: Connection, runs: Sequence[RunInfo], run_id: str | None = None) -> list[RunInfo]:
-    """The runs as they are shown."""
+    """Return the runs with people's edits of names and tags applied. ``run_id``: if given, the one run in ``runs``."""
     edits = edits_of(db, run_id)
     return [curated(run, edits.get(run.run_id, ())) for run in runs]
 
 
 class Curating(ABC):
-    """Editing and purging, over hooks of the other halves of the store."""
+    """Part of a store that holds people's edits of runs and notes of removed runs. Subclasses open the transactions."""
 
     server: Server
     url: str
 
     @abstractmethod
     def run(self, run_id: str) -> RunInfo:
-        """One run, as people edited it."""
+        """Return one run, with people's edits applied. Raises ``RunNotFoundError``."""
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Connection | None]:
@@ -78,14 +78,14 @@ class Curating(ABC):
 
     @abstractmethod
     def snapshot(self, run_id: str) -> AbstractContextManager[Connection]:
-        """The same, of a run that exists. Raises ``RunNotFoundError``."""
+        """Give a connection with a read-only snapshot, if the run exists. Raises ``RunNotFoundError``."""
 
     @abstractmethod
     def _changing(self, run_id: str) -> AbstractContextManager[Connection]:
         """Open a transaction on a run that exists. Raises ``RunNotFoundError``."""
 
     def edit(self, edit: RunEdit) -> RunInfo:
-        """Keep the edit; returns the run as it is shown from now on."""
+        """Store a user's edit of a run, also while the run is written; return the run as it is shown from now on."""
         with self._changing(edit.run_id) as db:
             db.execute(
                 "INSERT INTO edit (run_id, edited_by, at, body) VALUES (%s, %s, %s, %s)",
@@ -94,12 +94,15 @@ class Curating(ABC):
         return self.run(edit.run_id)
 
     def edits(self, run_id: str) -> list[RunEdit]:
-        """All edits of the run, oldest first."""
+        """Return all edits of the run, oldest first. Raises ``RunNotFoundError``."""
         with self.snapshot(run_id) as db:
             return edits_of(db, run_id).get(run_id, [])
 
     def purge(self, run_id: str, *, by: str, now: float) -> Purge:
-        """Remove all rows of a deleted run, and note who did it, in one transaction."""
+        """Remove all data of a deleted run, and return a note of who did it (``by``) and when (``now``, Unix seconds).
+
+        Raises ``StoreError`` unless the run is deleted, and ``RunLockedError`` while a process writes it.
+        """
         purged = purge_of(self.run(run_id), by, now)
         with self.server.connection() as db:
             if not locked(db, lock_of(self.server.address, run_id)):
@@ -115,7 +118,12 @@ class Curating(ABC):
         return purged
 
     def prune(self, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
-        """Remove old batches of a run, even while it is being written."""
+        """Remove old batches of tokens or completions from a run, even while it is written; return their number and
+        bytes.
+
+        ``before``: Unix seconds; older batches go. ``undated``: time that batches without one are taken to have.
+        ``dry_run``: only count.
+        """
         with self._changing(run_id) as db:
             return self.server.carrier.prune(db, run_id, bulk, before, undated=undated, dry_run=dry_run)
 
@@ -127,7 +135,7 @@ class Curating(ABC):
         add(db, PURGE, purged)
 
     def purges(self) -> list[Purge]:
-        """Runs that were purged, oldest first."""
+        """Return the notes of all runs that were removed for good, oldest first."""
         with self._reading() as db:
             if db is None:
                 return []

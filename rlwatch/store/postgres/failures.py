@@ -1,4 +1,4 @@
-"""Turn psycopg's errors into ours: what was wrong with which database, and what to do."""
+"""Convert psycopg's errors to ``StoreError``: what was wrong with which database, and what to do."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ _BUSY = (
     errors.TooManyConnections,
 )
 _LOST = ("08", "57P")
-"""Beginnings of the codes of errors after which the same call may succeed on a new connection."""
+"""Prefixes of the codes of errors after which the same call may succeed on a new connection."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
-"""Pauses of a trainer between two tries to reach a server that is away; each is twice the last."""
+"""First and longest pause of a trainer between two attempts to reach a server, in seconds; each is twice the last."""
 
 
 class UnreachableError(StoreError):
-    """The server cannot be reached now, or went away in the middle: the same call may be made again."""
+    """The server cannot be reached now, or the connection broke: the same call may be made again."""
 
 
 @contextmanager
 def explained(address: PostgresAddress) -> Iterator[None]:
-    """Turn errors of the server, and stored values that no longer parse, into ours."""
+    """Convert errors of the server, and parse errors of stored values, to ``StoreError``.
+
+    ``address``: the database, for the message.
+    """
     try:
         yield
     except psycopg.Error as error:
@@ -41,7 +44,7 @@ def explained(address: PostgresAddress) -> Iterator[None]:
 
 
 def explain(error: psycopg.Error, address: PostgresAddress) -> StoreError:
-    """Return the ``StoreError`` that describes what happened."""
+    """Return the ``StoreError`` (busy, full disk, no access, missing tables, unreachable) that describes ``error``."""
     where, reason = address.where, _words(error)
     if isinstance(error, _BUSY):
         return StoreBusyError(f"{where} is busy ({reason}); try again")
@@ -59,7 +62,7 @@ def explain(error: psycopg.Error, address: PostgresAddress) -> StoreError:
 
 
 def refusal(error: psycopg.Error, address: PostgresAddress) -> StoreError:
-    """Return the error for a failed connection.
+    """Return the ``StoreError`` that describes a failed attempt to connect, with advice.
 
     libpq gives its reason as text only, in English or the server's language.
     """

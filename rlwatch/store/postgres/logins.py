@@ -1,8 +1,8 @@
-"""Logins for trainers and people on PostgreSQL, one each, so that each can be revoked by itself.
+"""Create and revoke logins to PostgreSQL, one for each trainer and person, so that each can be revoked separately.
 
 A login is a role of the server in ``SCHEMA_writer``, ``_operator`` or ``_reader``, a member of its projects. The server
-keeps what proves the token (a SCRAM verifier, made here); the token itself is stored nowhere. The server's own grants
-and row-level security decide what the login may do, whatever program presents it.
+stores a value that can verify the token (a SCRAM verifier, made here); the token itself is stored nowhere. The server's
+own grants and row-level security decide what the login may do, whatever program presents it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from rlwatch.store.postgres.server import Server
 
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,39}")
 _MADE = "rlwatch token "
-"""Beginning of the comment on a role that was made here."""
+"""Prefix of the comment on a role that was created here."""
 
 
 ROLES = ("writer", "operator", "reader")
-"""A trainer's, and those of people."""
+"""Roles of logins: of a trainer, of a person who may act on runs, and of a person who may only read."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenLogin:
     """A login in its current state.
 
-    ``at``: when it was made, Unix seconds; ``connected``: number of open connections.
+    ``role``: one of :data:`ROLES`. ``projects``: those it may access, ``*`` for all. ``by``: the user who created it.
+    ``at``: when it was created, Unix seconds. ``connected``: number of open connections.
     """
 
     name: str
@@ -45,7 +46,9 @@ class GivenLogin:
 
 
 def create(server: Server, name: str, projects: Sequence[str], *, by: str, now: float, role: str = ROLES[0]) -> str:
-    """Create a login of a role; returns its token, which is kept nowhere.
+    """Create a login with a role in the given projects, and return its token, which is stored nowhere.
+
+    ``by``: the user who creates it. ``now``: Unix seconds.
 
     Raises
     ------
@@ -86,7 +89,7 @@ def create(server: Server, name: str, projects: Sequence[str], *, by: str, now: 
 
 
 def logins(server: Server) -> list[GivenLogin]:
-    """All logins made here for this store, by name."""
+    """Return all logins that rlwatch created for this store, sorted by name."""
     with server.connection() as db, explained(server.address):
         return _logins(db, server.address.schema)
 
@@ -114,9 +117,9 @@ def _logins(db: Connection, schema: str) -> list[GivenLogin]:
 
 
 def revoke(server: Server, name: str) -> int:
-    """Remove a login made here, and cut its connections; returns how many there were. Its runs stay.
+    """Remove a login that rlwatch created, cut its connections, and return how many there were. Its runs stay.
 
-    Raises ``StoreError`` if there is no such login: roles made elsewhere are not touched.
+    Raises ``StoreError`` if there is no such login: roles made by other means are not touched.
     """
     with server.connection() as db, explained(server.address):
         if name not in {login.name for login in _logins(db, server.address.schema)}:

@@ -1,8 +1,8 @@
-"""Create and upgrade the tables: numbered ``.sql`` files in this directory, each in one transaction with its number.
+"""Create and upgrade the tables: numbered ``.sql`` files in this package, each run in one transaction with its number.
 
-Only an explicit call (``migrate``) upgrades a database: an older trainer that still writes must
-not find tables it does not know. DDL is transactional, so that a migration is done or not; a lock of the server sees
-to it that one process at a time does it.
+Only an explicit call (``migrate``) upgrades a database: an older trainer that still writes must not find tables it does
+not know. DDL is transactional, so that a migration is done or not. A lock of the server ensures that one process at a
+time does it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ from rlwatch.store.postgres.ownership import holders_of, making
 
 _FILE = re.compile(r"(\d{3})-[a-z-]+\.sql")
 OLDEST_SERVER = 130000
-"""PostgreSQL 13."""
+"""Oldest supported server version, as libpq numbers it: PostgreSQL 13."""
 
 
 def steps() -> list[str]:
-    """SQL of each migration, in order: the first makes format 1 out of nothing."""
+    """Return the SQL of each migration, in order; the first creates the tables of format 1."""
     files = sorted((file for file in _folder().iterdir() if _FILE.fullmatch(file.name)), key=lambda file: file.name)
     return [file.read_text(encoding="utf-8") for file in files]
 
 
 def script(name: str, schema: str) -> str:
-    """SQL of ``roles`` or ``citus``, which an administrator runs, for this schema."""
+    """Return an SQL script for an administrator: ``name`` is ``roles`` or ``citus``; ``schema`` is that of the
+    tables.
+    """
     return (_folder() / f"{name}.sql").read_text(encoding="utf-8").replace("{schema}", schema)
 
 
 def version(db: Connection, address: PostgresAddress) -> int:
-    """Number of migrations the schema has been through; 0: there are no tables."""
+    """Return the number of migrations that were applied to the schema; 0 if it has no tables.
+
+    Raises ``StoreVersionError`` if the server is older than PostgreSQL 13.
+    """
     if db.info.server_version < OLDEST_SERVER:
         raise StoreVersionError(
             f"{address.where} is PostgreSQL {db.info.server_version // 10000}; 13 or newer is needed"
@@ -50,7 +55,10 @@ def version(db: Connection, address: PostgresAddress) -> int:
 
 
 def check(db: Connection, address: PostgresAddress) -> bool:
-    """Return True if the tables exist in this program's format. Raises ``StoreVersionError`` for another one."""
+    """Return True if the tables exist in this program's format, False if there are none.
+
+    Raises ``StoreVersionError`` if they have another format.
+    """
     found, known = version(db, address), len(steps())
     if found > known:
         raise StoreVersionError(
@@ -65,7 +73,11 @@ def check(db: Connection, address: PostgresAddress) -> bool:
 
 
 def migrate(db: Connection, address: PostgresAddress, wanted: Sequence[str] | None = None) -> int:
-    """Bring the schema to the newest format (``wanted``: SQL of its steps); how many steps were missing."""
+    """Bring the schema to the newest format, and return the number of migrations that were missing.
+
+    ``wanted``: SQL of the migrations; None for all of this program. Raises ``StoreError`` if the role may not create
+    tables, and ``StoreVersionError`` if the schema is newer than this program.
+    """
     wanted = steps() if wanted is None else wanted
     try:
         with db.transaction():

@@ -1,4 +1,4 @@
-"""Receive notice of what others write, by LISTEN and NOTIFY. A process that receives no notice goes on polling."""
+"""Receive notifications of what other processes write, by LISTEN and NOTIFY; a process without any keeps polling."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ AGAIN_S, ECHO_S, ECHO_EVERY_S = 10.0, 5.0, 30.0
 
 
 def channel(address: PostgresAddress, topic: Topic) -> str:
-    """The channel of a topic: one for each schema of a database, and another for pages, for whom rows are news: those
-    come often, and would wake every trainer.
+    """Return the name of the NOTIFY channel of a topic.
+
+    Each schema has one channel, and another for pages, which are also notified of new rows. Those come often and would
+    wake every trainer.
     """
     return f"rlwatch_{address.schema}{'_pages' if topic == 'pages' else ''}"
 
 
 def tell(db: Connection, address: PostgresAddress, topic: Topic, run_id: str) -> None:
-    """Notify listeners once the transaction is committed; equal notices of one transaction are sent once.
+    """Notify listeners about a run once the transaction is committed; equal notifications of one transaction are sent
+    once.
 
-    The server commits transactions that notify one after another: frequent notices are sent in a transaction that
+    The server commits transactions that notify one after another: frequent notifications are sent in a transaction that
     writes nothing.
     """
     db.execute("SELECT pg_notify(%s, %s)", (channel(address, topic), f"{topic} {run_id}"))
 
 
 class PostgresNews:
-    """News of one topic, of one run or of all; see :class:`rlwatch.ports.News`.
+    """Notifications of one topic, about one run (``run_id``) or all (None); implements :class:`rlwatch.ports.News`.
 
     Parameters
     ----------
     again_s
         Seconds between attempts to connect, after a connection failed or was cut.
     echo_s
-        How long pages, which rely on notices, wait for one of their own: a pool that shares its connections accepts
-        LISTEN and delivers nothing, and a connection that was cut on the way gives no error.
+        Seconds that pages, which rely on notifications, wait for one of their own. A pool that shares its connections
+        accepts LISTEN and delivers nothing, and a connection that was cut on the way gives no error.
     """
 
     def __init__(
@@ -59,15 +62,21 @@ class PostgresNews:
 
     @property
     def deaf(self) -> bool:
-        """True while it has no connection on which words arrive."""
+        """True while it has no connection on which notifications arrive, so that its user must poll."""
         return self._db is None
 
     def arrived(self, timeout_s: float = 0.0) -> bool:
-        """Wait for the next, at most so long; whether there was any. While it cannot listen: False, in time."""
+        """Wait up to ``timeout_s`` seconds for the next notification; return True if there was one.
+
+        While there is no connection, return False after that time.
+        """
         return bool(self.heard(timeout_s))
 
     def heard(self, timeout_s: float = 0.0) -> frozenset[str]:
-        """Wait for the next, at most so long; the runs it is about, ``""`` for all."""
+        """Wait up to ``timeout_s`` seconds for the next notification; return the ids of the runs that it is about.
+
+        The id ``""`` means the whole store. Empty if none came. Never raises.
+        """
         until = time.monotonic() + timeout_s
         try:
             db = self._listening()
@@ -80,7 +89,7 @@ class PostgresNews:
         return frozenset()
 
     def close(self) -> None:
-        """Stop listening; idempotent."""
+        """Stop listening and close the connection; idempotent."""
         self._closing.set()
         self._drop()
 

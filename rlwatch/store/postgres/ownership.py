@@ -1,9 +1,9 @@
-"""Own a run: a session lock of the server, which goes with the connection that took it.
+"""Own a run by a session lock of the server, which ends with the connection that took it.
 
-Every login to the database may take any advisory lock of it, by its number. So a lock counts only if its
-holder may do, by the server's own grants and row-level security, what the lock is for. If another login holds the
-number, a substitute is taken: any number of 32 bits in a range of the lock's own. A process that takes either checks
-both afterwards, so that of two permitted processes at least one sees the other.
+Every login to the database may take any advisory lock of it, by its number. So a lock counts only if its holder may do,
+by the server's own grants and row-level security, what the lock is for. If another login holds the number, a substitute
+is taken: any number of 32 bits in a range of the lock's own. A process that takes either checks both afterwards, so
+that of two permitted processes at least one sees the other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from rlwatch.store.postgres.copying import plain
 from rlwatch.store.sqlite.ownership import is_gone
 
 AMENDED_S, LET_GO_S = 30.0, 5.0
-"""Seconds that a new attempt waits for a process that judges what the last attempt left, and for the server to notice
-that the last attempt's process is gone."""
+"""Seconds that a new attempt waits for a process that completes what the last attempt left, and for the server to
+notice that the last attempt's process is gone.
+"""
 
 _MAY_WRITE_RUN = """coalesce(has_table_privilege(a.usesysid, to_regclass('run'), 'UPDATE') AND (
     NOT (SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('run'))
@@ -39,7 +40,11 @@ _MAY_MAKE_TABLES = """coalesce(
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """``number``: its own, of 64 bits. ``may``: SQL, true of a login ``a.usesysid`` that has a right to it."""
+    """An advisory lock of the server, with the right that a login needs for the lock to count.
+
+    ``number``: its own, of 64 bits. ``may``: SQL with parameters ``values``, true of a login ``a.usesysid`` that has
+    the right.
+    """
 
     number: int
     may: str
@@ -53,7 +58,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A connection that has a lock: process of the server, and its login."""
+    """A connection that holds a lock: process id on the server, and login."""
 
     pid: int
     login: str
@@ -63,7 +68,7 @@ class Holder:
 
 
 def lock_of(address: PostgresAddress, run_id: str, project: str | None = None) -> Lock:
-    """The lock of a run's writer. ``project``: of the run, should it not be there yet."""
+    """Return the lock of a run's writer. ``project``: of the run, in case the run is not stored yet."""
     of = None if project is None else plain(project)
     values = (run_id, of, run_id, of)
     return Lock(address.key("run", run_id), _MAY_WRITE_RUN, values)
@@ -85,7 +90,7 @@ def making(address: PostgresAddress) -> Lock:
 
 
 def locked(db: Connection, lock: Lock) -> bool:
-    """Take the lock unless a permitted process holds it; returns whether it was taken."""
+    """Take the lock unless a permitted process holds it; return True if it was taken."""
     numbers: tuple[int, ...] = (lock.number,)
     asked = "advisory_lock(%s)"
     if not _done(db, f"pg_try_{asked}", numbers):
@@ -106,7 +111,7 @@ def _done(db: Connection, call: str, numbers: tuple[int, ...]) -> bool:
 
 
 def wait_for(db: Connection, lock: Lock, most_s: float) -> None:
-    """Wait for the lock and take it. Raises ``StoreBusyError`` after ``most_s``."""
+    """Wait for the lock and take it. Raises ``StoreBusyError`` after ``most_s`` seconds."""
     until = time.monotonic() + most_s
     while not locked(db, lock):
         if time.monotonic() >= until:
@@ -118,7 +123,11 @@ def wait_for(db: Connection, lock: Lock, most_s: float) -> None:
 def lock_patiently(
     db: Connection, address: PostgresAddress, run_id: str, project: str | None = None, *, let_go_s: float = LET_GO_S
 ) -> None:
-    """Wait for who only amends, and for the server to notice the end of a process that is gone; refuse otherwise."""
+    """Take the lock of a run's writer, after a wait for holders that will release it soon.
+
+    Those are processes that only complete what a dead one left, and connections of a dead process, for ``let_go_s``
+    seconds. Raises ``RunLockedError`` for any other holder. ``project``: of the run, in case it is not stored yet.
+    """
     began, lock = time.monotonic(), lock_of(address, run_id, project)
     while not locked(db, lock):
         row = db.execute("SELECT writer, host, pid FROM run WHERE run_id = %s", (run_id,)).fetchone()
@@ -146,7 +155,7 @@ def _refused(run_id: str, row: Row | None, held: list[Holder], *, ended: bool) -
 
 
 def holders_of(db: Connection, lock: Lock) -> list[Holder]:
-    """Other connections that have the lock or a stand-in of it, and a right to it."""
+    """Return the other connections that hold the lock, or a substitute, and have the right to."""
     rows = db.execute(
         "SELECT a.pid, a.usename FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) "
         "WHERE l.locktype = 'advisory' AND l.granted AND a.pid <> pg_backend_pid() "

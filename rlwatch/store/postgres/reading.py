@@ -1,4 +1,4 @@
-"""Read what a run holds: the reading half of the store, each answer one snapshot."""
+"""Read what a run holds from PostgreSQL: the reading part of a store, with one snapshot for each answer."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ Opened = AbstractContextManager[Connection]
 
 
 class RunQueries(ABC):
-    """Answers about runs (``RunReader``), over three hooks: the carrier, and a snapshot of the store and of one run."""
+    """Part of a store that reads runs; implements ``RunReader``.
+
+    Subclasses provide the engine that holds the bulk, and snapshots of the store and of one run.
+    """
 
     url: str
 
     @property
     @abstractmethod
     def _carrier(self) -> SeriesBackend:
-        """Return the carrier of rows, localised tokens and completions."""
+        """Return the engine that holds rows, localised tokens and completions."""
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Connection | None]:
@@ -51,14 +54,14 @@ class RunQueries(ABC):
 
     @abstractmethod
     def snapshot(self, run_id: str) -> Opened:
-        """The same, of a run that exists. Raises ``RunNotFoundError``."""
+        """Give a connection with a read-only snapshot, if the run exists. Raises ``RunNotFoundError``."""
 
     def at_once(self, run_id: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Do nothing: connections are kept between calls."""
+        """Do nothing: connections are kept between calls, so that a shared snapshot would save little."""
         return nullcontext()
 
     def runs(self, *, deleted: bool = False) -> list[RunInfo]:
-        """All runs, newest first, or those that are ``deleted``."""
+        """Return all runs, newest first; with ``deleted`` only those that people deleted, else only the others."""
         with self._reading() as db:
             found = [] if db is None else as_edited(db, runrow.all_runs(db))
         return [run for run in found if run.curation.deleted is deleted]
@@ -68,7 +71,7 @@ class RunQueries(ABC):
         return {}
 
     def run(self, run_id: str) -> RunInfo:
-        """One run, as people edited it."""
+        """Return one run, with people's edits of its name and tags applied. Raises ``RunNotFoundError``."""
         with self._reading() as db:
             run = None if db is None else runrow.load(db, run_id)
             if db is None or run is None:
@@ -76,14 +79,16 @@ class RunQueries(ABC):
             return as_edited(db, [run], run_id)[0]
 
     def configs(self, run_id: str) -> dict[int, Mapping[str, JSON]]:
-        """Attempt -> what it was started with."""
+        """Return attempt -> the configuration that its process passed."""
         with self.snapshot(run_id) as db:
             return runrow.configs(db, run_id)
 
     def records(
         self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
     ) -> list[StepRecord]:
-        """Records with ``seq > after_seq`` in order of ``seq``; of these the ``last`` newest if given."""
+        """Return records with ``seq > after_seq`` in order of ``seq``: the first ``limit``, or the ``last`` newest, if
+        given.
+        """
         most, newest = (limit, False) if last is None else (last, True)
         with self.snapshot(run_id) as db:
             rows = self._carrier.rows(db, run_id, after_seq, limit=most, newest=newest)
@@ -93,7 +98,10 @@ class RunQueries(ABC):
     def branch(
         self, run_id: str, attempt: int, before_step: int, *, after_seq: int = 0
     ) -> Iterator[StepRecord | Event]:
-        """The history that ``attempt``, starting at ``before_step``, continues."""
+        """Iterate over the earlier records and events that ``attempt``, which begins at ``before_step``, continues.
+
+        In order of ``seq``, only those above ``after_seq``. Raises ``RunNotFoundError`` at once.
+        """
         self.branch_bounds(run_id, attempt, before_step)  # an unknown run is an error now, not at the first item
         return self._branch(run_id, attempt, before_step, after_seq)
 
@@ -113,36 +121,42 @@ class RunQueries(ABC):
                     cut.add(item.attempt)
 
     def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
-        """Earlier attempt -> the step below which :meth:`branch` has its records."""
+        """Return earlier attempt -> the step below which :meth:`branch` has its records."""
         with self.snapshot(run_id) as db:
             return self._bounds(db, run_id, attempt, before_step)
 
     def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
-        """The next ``limit`` records and events above ``after_seq``."""
+        """Return the next ``limit`` records and events with sequence numbers above ``after_seq``, in order of
+        ``seq``.
+        """
         with self.snapshot(run_id) as db:
             rows = self._carrier.rows(db, run_id, after_seq, limit=limit)
             events = _events(db, run_id, after_seq, limit)
             return list(islice(_merged(_decoded(metric_sets(db, run_id), rows), events), limit))
 
     def judged(self, run_id: str) -> tuple[int, int]:
-        """Up to which ``seq`` the run is judged, and its last."""
+        """Return the ``seq`` up to which findings, forecasts and alerts are written, and the run's last ``seq``."""
         with self.snapshot(run_id) as db:
             return runrow.judged(db, run_id)
 
     def first_seq(self, run_id: str, attempt: int) -> int:
-        """The first ``seq`` that ``attempt`` may have written."""
+        """Return the lowest sequence number that the attempt may have given to a record or an event."""
         with self.snapshot(run_id) as db:
             return runrow.first_seq(db, run_id, attempt)
 
     def checkpoint(
         self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
     ) -> Checkpoint | None:
-        """The newest checkpoint that fits."""
+        """Return the newest checkpoint of the analysis that the program ``made_by`` wrote and for which ``fits`` is
+        true.
+
+        ``fits(seq, attempt, step)``. None if there is no such checkpoint.
+        """
         with self.snapshot(run_id) as db:
             return runrow.newest_checkpoint(db, run_id, made_by, fits)
 
     def steps(self, run_id: str) -> dict[int, list[int]]:
-        """Attempt -> the steps it has records of, ascending."""
+        """Return attempt -> the steps that it has records of, ascending."""
         found: dict[int, list[int]] = {}
         with self.snapshot(run_id) as db:
             for attempt, step in self._carrier.steps(db, run_id):
@@ -150,12 +164,12 @@ class RunQueries(ABC):
         return found
 
     def metric_names(self, run_id: str) -> list[str]:
-        """Every metric name ever recorded, sorted."""
+        """Return the name of every metric ever recorded for the run, sorted."""
         with self.snapshot(run_id) as db:
             return sorted(set().union(*metric_sets(db, run_id).values()))
 
     def spans(self, run_id: str) -> dict[int, tuple[int, int]]:
-        """Attempt -> its lowest and its highest step."""
+        """Return attempt -> its lowest and its highest step; attempts without records are left out."""
         with self.snapshot(run_id) as db:
             return self._carrier.spans(db, run_id)
 
@@ -168,7 +182,11 @@ class RunQueries(ABC):
         steps: tuple[int, int] | None = None,
         points: int | None = None,
     ) -> dict[str, Series]:
-        """Series of ``names``: whole, new, of a range of steps, or thinned once they are read."""
+        """Return metric name -> series of its values over all attempts; an unknown name has an empty one.
+
+        ``after_seq``: only rows with higher numbers. ``steps``: only rows between these two steps, both included.
+        ``points``: thinned for a chart of this width, after all rows were read.
+        """
         asked = RowRange(after_seq, *(steps or (-(1 << 63), (1 << 63) - 1)))
         with self.snapshot(run_id) as db:
             found = read_series(db, self._carrier, run_id, names, asked)
@@ -178,13 +196,13 @@ class RunQueries(ABC):
         return {name: thinned(one, points, bounds) for name, one in found.items()}
 
     def moments(self, run_id: str) -> Series:
-        """Unix seconds of every record."""
+        """Return the Unix seconds of every record as a series in order of ``seq``."""
         with self.snapshot(run_id) as db:
             seqs, steps, attempts, moments = self._carrier.moments(db, run_id)
         return Series("ts", steps, moments, attempts, seqs)
 
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
-        """Metric name -> (step, value) as last recorded."""
+        """Return metric name -> (step, value) as last recorded."""
         with self.snapshot(run_id) as db:
             sets = metric_sets(db, run_id)
             newest = [*self._carrier.last_values(db, run_id, sets), *newest_rows(db, run_id, "forecast", sets)]
@@ -196,13 +214,17 @@ class RunQueries(ABC):
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
-        """Return spike batches by step, or the ``last`` newest; if given, of one ``reason`` or one ``step`` only."""
+        """Return the run's token batches by step, or the ``last`` newest; if given, of one ``reason`` or one ``step``
+        only.
+        """
         with self.snapshot(run_id) as db:
             rows = list(self._carrier.spikes(db, run_id, last=last, reason=reason, step=step))
         return [spikes_of(*row) for row in rows]
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
-        """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
+        """Return the ``limit`` worst tokens of all batches, worst first, each with its columns, step, attempt and
+        rank.
+        """
         with self.snapshot(run_id) as db:
             rows = list(self._carrier.top_spikes(db, run_id, limit))
         return [
@@ -211,7 +233,7 @@ class RunQueries(ABC):
         ]
 
     def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:
-        """Recorded completions by step, or the ``last`` newest batches."""
+        """Return the recorded batches of completions by step, or only the ``last`` newest."""
         with self.snapshot(run_id) as db:
             rows = list(self._carrier.completions(db, run_id, last))
         return [completions_of(*row) for row in rows]
@@ -227,11 +249,11 @@ class RunQueries(ABC):
         return below
 
     def findings(self, run_id: str) -> list[Finding]:
-        """Findings in order of ``seq``: those that began or became worse."""
+        """Return the findings that began or became worse, in order of ``seq``."""
         return [finding for finding in self._findings(run_id) if not finding.stage.better]
 
     def recoveries(self, run_id: str) -> list[Finding]:
-        """Return findings that eased or are over, in order of ``seq``."""
+        """Return the findings that eased or ended, in order of ``seq``."""
         return [finding for finding in self._findings(run_id) if finding.stage.better]
 
     def _findings(self, run_id: str) -> list[Finding]:
@@ -240,7 +262,7 @@ class RunQueries(ABC):
             return [FINDING.record(row, body) for body, *row in rows]
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
-        """Forecasts in order of ``seq``."""
+        """Return the forecasts in order of ``seq``, or only the ``last`` newest."""
         with self.snapshot(run_id) as db:
             which = FORECAST.select("WHERE run_id = %s ORDER BY seq DESC LIMIT %s", "mset", "v", "extra")
             rows = db.execute(which.encode(), (run_id, last), binary=True).fetchall()
@@ -250,7 +272,7 @@ class RunQueries(ABC):
         ]
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
-        """Events in order of ``seq``."""
+        """Return the events with sequence numbers above ``after_seq``, in order of ``seq``."""
         with self.snapshot(run_id) as db:
             return list(_events(db, run_id, after_seq))
 

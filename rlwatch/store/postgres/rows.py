@@ -1,4 +1,4 @@
-"""A batch of items as rows that are copied in, binary, with numbers given by the run's one writer."""
+"""Encode a batch of items as rows for a binary copy; the run's one writer numbers them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBERED = ("finding", "spike_batch", "spike_top", "completion_batch")
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The last number given in each table whose rows have no ``seq`` of their own."""
+    """The last number given in each table whose rows have no sequence number of their own."""
 
     finding: int = 0
     spike_batch: int = 0
@@ -26,24 +26,28 @@ class Numbers:
 
 
 def last_numbers(db: Connection, run_id: str) -> Numbers:
-    """Return the last numbers of the run that are stored."""
+    """Return the highest numbers that the run's stored rows have."""
     parts = ", ".join(f"(SELECT coalesce(max(id), 0) FROM {table} WHERE run_id = %(run)s)" for table in _NUMBERED)
     row = db.execute(f"SELECT {parts}", {"run": run_id}).fetchone()
     return Numbers(*(row or ()))
 
 
 class CopiedBatch(Batch):
-    """Rows ready to copy. ``numbers`` become true, like ``last_seq`` and ``new_sets``, once that has committed."""
+    """Rows that are ready to be copied into PostgreSQL. ``numbers`` are valid once the transaction has committed."""
 
     numbers = Numbers()
     place: Callable[[Storable], Storable] | None = None
-    """Puts an item under other numbers before it is taken."""
+    """Function that shifts an item to other numbers before it is encoded; None to leave items as they are."""
 
     def _add(self, item: Storable) -> None:
         super()._add(item if self.place is None else self.place(item))
 
     def copy(self, db: Connection, run_id: str, numbers: Numbers, shipment: Shipment | None = None) -> None:
-        """Copy the rows in, but for what was shipped elsewhere; the caller holds the transaction."""
+        """Copy the rows of the batch into PostgreSQL; the caller holds the transaction.
+
+        ``numbers``: the last ones given so far. ``shipment``: if given, it has sent the bulk (records, tokens,
+        completions) to another server, and only records here that they count.
+        """
         sets = [(number, dumps(list(names))) for names, (number, _) in self.new_sets.items()]
         findings = list(enumerate(self._findings, start=numbers.finding + 1))
         copy_rows(db, run_id, "metric_set", sets)
@@ -79,19 +83,19 @@ class CopiedBatch(Batch):
 
     @property
     def bulk(self) -> Load:
-        """Rows for a shipment."""
+        """The batch's rows of the kinds that grow with every step, for a shipment to another server."""
         names = {number: of for of, (number, _) in (self._sets | self.new_sets).items()}
         extra = {seq: body for table, seq, body in self.extra if table == "record"}
         return Load(names, self._records, self._spikes, self._completions, extra)
 
     def widths(self) -> list[tuple[int, int]]:
-        """Metric set of each record, and how many metrics it has."""
+        """Return for each record the id of its metric set and its number of metrics."""
         known = {number: len(names) for names, (number, _) in (self._sets | self.new_sets).items()}
         return [(mset, known[mset]) for *_, mset, _ in self._records if isinstance(mset, int)]
 
     @property
     def newest(self) -> Row | None:
-        """Step, moment and attempt of the last record of the batch."""
+        """Step, Unix time and attempt of the last record of the batch; None if it has no records."""
         if not self._records:
             return None
         _, attempt, _, step, ts, *_ = self._records[-1]

@@ -1,4 +1,6 @@
-"""Keep the run's own row, its attempts, how far its journals are stored and it was judged."""
+"""Read and write the row that describes a run, its attempts, and how far its journals are stored and it was
+analysed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _COLUMNS = ", ".join((*_FIRST, *RUN.columns))
 
 
 def all_runs(db: Connection) -> list[RunInfo]:
-    """Newest first: the one query over all runs."""
+    """Return all runs, newest first, by one query."""
     return [_run(row) for row in db.execute(f"SELECT {_COLUMNS} FROM run ORDER BY created_at DESC, run_id DESC")]
 
 
@@ -30,7 +32,10 @@ def load(db: Connection, run_id: str) -> RunInfo | None:
 
 
 def begin(db: Connection, run: RunInfo, now: float, writer: str) -> RunInfo:
-    """Create the run or begin its next attempt, inside the caller's transaction; returns the run as it is then."""
+    """Create the run, or begin its next attempt, at ``now`` (Unix seconds), in the caller's transaction.
+
+    ``writer``: name of the process that writes the attempt. Returns the run as stored.
+    """
     old = db.execute(
         f"SELECT last_attempt, last_seq, {_COLUMNS} FROM run WHERE run_id = %s FOR UPDATE", (run.run_id,)
     ).fetchone()
@@ -62,25 +67,27 @@ def _run(row: Row) -> RunInfo:
 
 
 def first_seq(db: Connection, run_id: str, attempt: int) -> int:
-    """The first number that ``attempt`` may have given."""
+    """Return the lowest sequence number that the attempt may have given to a record or an event."""
     row = db.execute("SELECT first_seq FROM attempt WHERE run_id = %s AND attempt = %s", (run_id, attempt)).fetchone()
     return int(row[0]) if row is not None else 1
 
 
 def configs(db: Connection, run_id: str) -> dict[int, Mapping[str, JSON]]:
-    """Attempt -> the configuration that its process gave."""
+    """Return attempt -> the configuration that its process passed."""
     rows = db.execute("SELECT attempt, config FROM attempt WHERE run_id = %s ORDER BY attempt", (run_id,))
     return {attempt: loads(config) for attempt, config in rows}
 
 
 def judged(db: Connection, run_id: str) -> tuple[int, int]:
-    """Up to which ``seq`` the run is judged, and its last."""
+    """Return the sequence number up to which findings, forecasts and alerts are written, and the run's last one."""
     row = db.execute("SELECT judged_seq, last_seq FROM run WHERE run_id = %s", (run_id,)).fetchone()
     return (0, 0) if row is None else (row[0], row[1])
 
 
 def note_rows(db: Connection, run_id: str, last_seq: int, newest: Row | None) -> None:
-    """Note the last number given, and step, moment and attempt of the ``newest`` record, if any was written."""
+    """Store the last sequence number that was given, and step, Unix time and attempt of the ``newest`` record, if
+    any.
+    """
     step, ts, attempt = newest or (None, None, None)
     db.execute(
         "UPDATE run SET last_seq = %s, last_step = coalesce(%s, last_step), last_attempt = coalesce(%s, last_attempt), "
@@ -95,13 +102,13 @@ def number(ts: float | None) -> float | None:
 
 
 def journal_mark(db: Connection, run_id: str, nonce: str) -> JournalPosition:
-    """The part of the journal of this name that is stored."""
+    """Return which items of the journal named ``nonce`` are stored on the server."""
     row = db.execute("SELECT upto, above FROM journal WHERE run_id = %s AND nonce = %s", (run_id, nonce)).fetchone()
     return JournalPosition(nonce) if row is None else JournalPosition(nonce, row[0], frozenset(loads(row[1])))
 
 
 def note_journal(db: Connection, run_id: str, mark: JournalPosition) -> None:
-    """Keep ``mark``."""
+    """Store ``mark``, the position up to which a journal is on the server, in the caller's transaction."""
     db.execute(
         "INSERT INTO journal (run_id, nonce, upto, above) VALUES (%s, %s, %s, %s) "
         "ON CONFLICT (run_id, nonce) DO UPDATE SET upto = excluded.upto, above = excluded.above",
@@ -110,7 +117,7 @@ def note_journal(db: Connection, run_id: str, mark: JournalPosition) -> None:
 
 
 def keep_checkpoint(db: Connection, run_id: str, checkpoint: Checkpoint) -> None:
-    """Add a checkpoint; of the older ones some go, the younger the more are kept."""
+    """Store a checkpoint of the analysis, and remove some older ones: the older they are, the fewer are kept."""
     c = checkpoint
     db.execute(
         "INSERT INTO checkpoint (run_id, seq, attempt, step, made_by, body) VALUES (%s, %s, %s, %s, %s, %s) "
@@ -127,7 +134,11 @@ def keep_checkpoint(db: Connection, run_id: str, checkpoint: Checkpoint) -> None
 def newest_checkpoint(
     db: Connection, run_id: str, made_by: str, fits: Callable[[int, int, int], bool]
 ) -> Checkpoint | None:
-    """Return the newest checkpoint for which ``fits(seq, attempt, step)`` is true; None if there is none."""
+    """Return the newest checkpoint of the analysis for which ``fits(seq, attempt, step)`` is true; None if there is
+    none.
+
+    ``made_by``: the program that must have written it, as only that program can read its body.
+    """
     candidates = db.execute(
         "SELECT seq, attempt, step FROM checkpoint WHERE run_id = %s AND made_by = %s ORDER BY seq DESC",
         (run_id, made_by),

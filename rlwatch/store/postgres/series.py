@@ -1,8 +1,8 @@
-"""Series of a run: older rows from chunks, one a metric; newer ones cut out of the packed rows by the server.
+"""Read series of a run: older rows from chunks, one per metric; newer ones cut out of the packed rows by the server.
 
-Once there are :data:`ROWS` rows of a metric set, the writer copies their values into a chunk a metric, and their axes
-once. So a chart reads the metrics it shows and not all that were measured. Rows are kept as well, for readers of whole
-rows.
+Once there are :data:`ROWS` rows of a metric set (rows with the same metrics), the writer copies their values into one
+chunk per metric, and their axes once. A chart thus reads only the metrics it shows. Rows are kept as well, for readers
+of whole rows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from rlwatch.store.sqlite.blocks import pack_axis, unpack_axis
 ROWS = 1024
 """Rows of a chunk."""
 MOST_VALUES = 4 << 20
-"""Values of the chunks of a metric set: where there would be more, rows stay rows."""
+"""Most values in the chunks made at once from a metric set: where there would be more, rows are not copied into
+chunks.
+"""
 _WIDTH = 8  # bytes of a float64
 _ASKED = "AND mset = %(mset)s AND seq > %(after)s AND step BETWEEN %(low)s AND %(high)s"
 
 
 def metric_sets(db: Connection, run_id: str) -> dict[int, tuple[str, ...]]:
-    """Metric set id -> its names, in the order of the packed values."""
+    """Return id of each metric set (rows with the same metrics) -> its metric names, in the order of the packed
+    values.
+    """
     rows = db.execute("SELECT id, names FROM metric_set WHERE run_id = %s", (run_id,))
     return {number: tuple(loads(names)) for number, names in rows}
 
@@ -38,7 +42,10 @@ def read_series(
     names: Sequence[str],
     asked: RowRange,
 ) -> dict[str, Series]:
-    """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
+    """Return metric name -> its series in order of ``seq``, of the rows in the range ``asked``.
+
+    ``carrier``: engine that holds the rows. A metric that was never recorded has an empty series.
+    """
     parts: dict[str, list[SeriesPart]] = {name: [] for name in names}
     sets = metric_sets(db, run_id)
     for name, part in carrier.parts(db, run_id, sets, parts, asked):
@@ -53,7 +60,10 @@ def read_series(
 def chunked_parts(
     db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: RowRange
 ) -> Iterator[tuple[str, SeriesPart]]:
-    """Rows of ``names`` by metric set: from chunks, and cut out of the rows after them."""
+    """Iterate over (metric name, rows of the metric in the range ``asked``): from chunks, then from later packed rows.
+
+    ``sets``: id of each metric set of the run -> its names. ``names``: the metrics to read.
+    """
     names = list(names)
     for number, held in sets.items():
         places = {name: held.index(name) for name in names if name in held}
@@ -109,7 +119,10 @@ def _rows(
 
 
 def read_columns(db: Connection, run_id: str, table: str, values: str, which: str, **asked: object) -> SeriesPart:
-    """``seq``, ``step``, ``attempt`` and ``values`` of the rows, in order of ``seq``, each as one piece of memory."""
+    """Return ``seq``, ``step``, ``attempt`` and a value of the rows of ``table``, in order of ``seq``, as arrays.
+
+    ``values``: SQL of the bytes that hold the values. ``which``: further SQL conditions, with parameters ``asked``.
+    """
     import numpy as np
 
     row = db.execute(
@@ -148,7 +161,7 @@ def _last_chunked(db: Connection, run_id: str, number: int) -> int:
 
 
 class Chunking:
-    """Rows of each metric set of a run that wait to be copied into chunks."""
+    """Counts rows of each metric set of a run that wait to be copied into chunks, and copies them."""
 
     def __init__(self, db: Connection, run_id: str) -> None:
         self._run_id = run_id
@@ -162,16 +175,16 @@ class Chunking:
             self._waiting[mset] = 0 if row is None else row[0]
 
     def add(self, widths: Sequence[tuple[int, int]]) -> None:
-        """Note the records that were written: metric set, and how many metrics it has."""
+        """Count records that were written, given as pairs of metric set and its number of metrics."""
         self._sets.update(widths)
         self._waiting.update(mset for mset, _ in widths)
 
     def due(self) -> int | None:
-        """A set of which there are rows enough."""
+        """Return a metric set with enough rows for a chunk; None if no set has."""
         return next((mset for mset, count in self._waiting.items() if count >= ROWS and self._fits(mset)), None)
 
     def work(self, db: Connection, mset: int) -> None:
-        """Copy the oldest rows of the set that wait; in the caller's transaction."""
+        """Copy the oldest waiting rows of the metric set into chunks, in the caller's transaction."""
         last = _last_chunked(db, self._run_id, mset)
         which = f"AND mset = %(mset)s AND seq > %(last)s ORDER BY seq LIMIT {ROWS}"
         inner = f"(SELECT * FROM record WHERE run_id = %(run)s {which}) AS oldest"
@@ -191,7 +204,7 @@ class Chunking:
         self._waiting[mset] -= len(seqs)
 
     def forget(self, mset: int) -> None:
-        """Leave the set for a while."""
+        """Reset the count of waiting rows of a metric set to 0, so that it is left until as many have come again."""
         self._waiting[mset] = 0
 
     def _fits(self, mset: int) -> bool:

@@ -1,8 +1,8 @@
-"""Connections to the database of a store: opened when needed, kept for the next, and bounded in time.
+"""Open connections to the database of a store when needed, keep them for reuse, and limit the time of each wait.
 
 A pool of psycopg's would hide why no connection can be had (it tries in threads of its own, which a trainer would have,
-too) behind a timeout; here the caller gets the server's own reason at once. In a forked child the parent's
-connections are left alone.
+too) behind a timeout; here the caller gets the server's own reason at once. In a forked child the parent's connections
+are left alone.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from rlwatch.store.sqlite.ownership import keep_forever
 
 MOST_IDLE = 8
 FRESH_S = 2.0
-"""A connection used so lately is taken to live; an older one is asked first."""
+"""Seconds. A connection used more recently counts as alive; an older one is tested first."""
 
 
 class Server:
-    """The database at ``address``.
+    """The database at ``address``, with its open connections.
 
     Parameters
     ----------
     address
-        Which, and how to log in.
+        Host, database, schema and login.
     patience_s
         Longest wait for an answer, in seconds.
     lock_wait_s
         Longest wait for a row that another process holds, in seconds, > 0.
     hurried
-        For a trainer: while the server is away, ask only now and then, and fail at once in between.
+        For a trainer: while the server cannot be reached, try only now and then, and fail at once in between.
     """
 
     def __init__(self, address: PostgresAddress, *, patience_s: float, lock_wait_s: float, hurried: bool) -> None:
@@ -60,9 +60,10 @@ class Server:
         self._away_until, self._pause_s, self._away_because = 0.0, FIRST_PAUSE_S, ""
 
     def connect(self, *, checked: bool = True) -> Connection:
-        """A connection of the caller's own, in autocommit mode. Raises ``StoreError`` with the server's reason.
+        """Return a new connection that belongs to the caller, in autocommit mode.
 
-        ``checked``: that the tables, if there are any, are in this program's format.
+        ``checked``: verify that the tables, if there are any, have this program's format. Raises ``StoreError`` with
+        the server's reason.
         """
         if self.hurried and time.monotonic() < self._away_until:
             raise UnreachableError(self._away_because)
@@ -100,7 +101,7 @@ class Server:
                 self._note_made(db)
 
     def take(self) -> Connection:
-        """A connection for the caller alone, until :meth:`give_back`."""
+        """Return a connection for the caller alone, until :meth:`give_back`. Raises ``StoreError`` if there is none."""
         self._look_whose()
         while True:
             with self._guard:
@@ -112,7 +113,7 @@ class Server:
             db.close()
 
     def give_back(self, db: Connection) -> None:
-        """Keep it for the next who asks, if it is fit for that."""
+        """Return a connection for reuse; it is closed if it is broken or enough are idle."""
         if self._pid != os.getpid():
             return
         with suppress(psycopg.Error):
@@ -127,7 +128,9 @@ class Server:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """One for a while; errors are explained, and a transaction left open is rolled back."""
+        """Give a connection until the block is left; errors become ``StoreError``, and an open transaction is rolled
+        back.
+        """
         db = self.take()
         try:
             with explained(self.address):
@@ -137,7 +140,9 @@ class Server:
 
     @contextmanager
     def reading(self) -> Iterator[Connection | None]:
-        """Open a read-only snapshot; None if nothing has been written yet. Also on a standby."""
+        """Give a connection with a read-only snapshot, also on a standby server; None if the tables do not exist
+        yet.
+        """
         with self.connection() as db:
             if not self.is_made(db):
                 yield None
@@ -148,14 +153,16 @@ class Server:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Open a transaction; creates the tables first if there are none."""
+        """Give a connection with an open transaction; the tables are created first if there are none."""
         with self.connection() as db:
             self.make(db)
             with db.transaction():
                 yield db
 
     def migrate(self) -> int:
-        """Make the tables, or bring them to this program's format; how many steps that took."""
+        """Create the tables or bring them to this program's format; return the number of migrations that were
+        missing.
+        """
         db = self.connect(checked=False)
         try:
             with explained(self.address):
@@ -168,7 +175,7 @@ class Server:
             db.close()
 
     def make(self, db: Connection) -> None:
-        """See that the tables are there."""
+        """Create the tables if they do not exist, and record where series are stored."""
         if not self.is_made(db):
             migrations.migrate(db, self.address)
             self._note_made(db)
@@ -177,7 +184,7 @@ class Server:
             self._place(db)
 
     def close(self) -> None:
-        """Close what is idle; what is in use is closed when it comes back."""
+        """Close idle connections; those in use are closed when they are given back."""
         with self._guard:
             idle, self._idle = self._idle, deque()
         if self._pid == os.getpid():
@@ -185,7 +192,7 @@ class Server:
                 db.close()
 
     def is_made(self, db: Connection) -> bool:
-        """Return True if the tables exist."""
+        """Return True if the tables exist. Raises ``StoreVersionError`` if they have another format."""
         if not db.made and migrations.check(db, self.address):
             self._note_made(db)
         return db.made
@@ -200,7 +207,7 @@ class Server:
         db.made, db.by_policy = True, by_policy
 
     def _look_where(self, db: Connection, place: Row | None) -> None:
-        """Refuse to look for series where they are not."""
+        """Raise ``StoreError``: the series of this database are stored elsewhere than the URL gives."""
         where = self.address.where
         if place is not None:
             raise StoreError(f"series of {where} lie elsewhere: add series={place[0]} to the store's URL")
@@ -211,7 +218,7 @@ class Server:
             )
 
     def _place(self, db: Connection) -> None:
-        """Note where series lie from now on."""
+        """Record where series are stored from now on."""
         if not db.placed and self.address.series is not None:
             db.execute(
                 "INSERT INTO series_place (place) VALUES (%s) ON CONFLICT DO NOTHING", (self.address.series.url,)
@@ -226,7 +233,7 @@ class Server:
         return not db.closed
 
     def _look_whose(self) -> None:
-        """In a forked child: begin anew, and never close what is the parent's."""
+        """In a forked child: start without connections, and never close those of the parent."""
         if self._pid != os.getpid():
             for _, db in self._idle:
                 keep_forever(db)

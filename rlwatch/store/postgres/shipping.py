@@ -1,4 +1,7 @@
-"""Ship what a process left in its journal: with how far it came in one transaction, so that it can be gone on with."""
+"""Ship to the server what a process left in its journal on a node, with the position reached in the same transaction.
+
+An interrupted shipment can therefore be continued.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,11 @@ _AT_ONCE = 1000  # items of a journal
 
 
 def ship(db: Connection, server: Server, run_id: str, directory: Path) -> int:
-    """Store what is in the spool and not on the server, then remove it; how many items. The caller holds the lock."""
+    """Store what a process's journal in ``directory`` holds and the server lacks, then remove the directory.
+
+    The caller holds the run's lock. Returns the number of items shipped. Raises ``StoreError`` if the journal belongs
+    to another run or store.
+    """
     note = spool.read_note(directory)
     if note.attempt == 0 and note.run_id == run_id:
         note = begun(db, directory, note)
@@ -52,7 +59,11 @@ def ship(db: Connection, server: Server, run_id: str, directory: Path) -> int:
 
 
 def begun(db: Connection, directory: Path, note: spool.Note, name: str = "") -> spool.Note:
-    """Begin the attempt that a trainer began while the server was away; ``name``: of its writer, if it lives."""
+    """Begin on the server the attempt that a trainer began while the server could not be reached.
+
+    ``note``: origin of the journal in ``directory``; returned with the attempt's number. ``name``: of the attempt's
+    writer, if that still lives.
+    """
     with db.transaction():
         run = runrow.begin(db, note.run, note.run.created_at, name)
     note = replace(note, attempt=run.attempt)
@@ -90,10 +101,10 @@ def _end(db: Connection, note: spool.Note, ending: tuple[RunState, str, float] |
 
 
 def sync(directory: Path, server_of: Callable[[str], Server]) -> tuple[int, dict[Path, str]]:
-    """Ship all spools in or under ``directory`` whose process is gone.
+    """Ship all journals in or under ``directory`` whose process is gone.
 
-    ``server_of``: the server of a store's URL, which has no password. Returns the number of items shipped, and why a
-    spool was left: directory -> reason.
+    ``server_of`` returns the server, given a store's URL, which has no password. Returns the number of items shipped,
+    and for each journal directory that was left the reason.
     """
     shipped, left = 0, dict[Path, str]()
     for each in spool.left_behind(directory):

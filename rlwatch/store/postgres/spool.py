@@ -1,8 +1,8 @@
-"""A trainer's journal on its own disk: the durable record of what is not on the server yet.
+"""Keep a trainer's journal on its own disk (its spool): the durable record of what the server does not have yet.
 
 ``<local directory>/<run id>/<process>/`` holds the journal files (:mod:`rlwatch.store.sqlite.journal`), ``run.lock``
-(held while that process lives) and ``spool.json`` (which run of which store, without a password). What a process left
-there is shipped by its next attempt on this node, or by ``rlwatch sync``.
+(held while that process lives) and ``spool.json`` (run and store, without a password). What a process left there is
+shipped by its next attempt on this node, or by ``rlwatch sync``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _MADE = ("run_id", "attempt", "state", "state_reason", "heartbeat_at", "last_ste
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Origin of a spool. ``store``: the URL, without a password. ``attempt``: 0 until the server has it.
+    """Origin of a journal directory: the run, and the store that its items belong to.
 
-    ``begun``: the run as its trainer began it, to be sent to the server.
+    ``store``: the store's URL, without a password. ``attempt``: 0 until the server has it. ``begun``: fields of the run
+    as its trainer began it, to be sent to the server.
     """
 
     store: str
@@ -47,20 +48,22 @@ class Note:
 
     @property
     def run(self) -> RunInfo:
-        """The run as it was begun."""
+        """The run as its trainer began it."""
         return codec.decoded(RunInfo, {**self.begun, "run_id": self.run_id})
 
 
 @dataclass(slots=True)
 class Spool:
-    """The journal of one process, and its directory."""
+    """The journal of one process for the server, its directory, and the lock that shows that the process lives."""
 
     directory: Path
     journal: SQLiteJournal
     lock: RunLock
 
     def close(self, *, told: bool) -> None:
-        """Close the spool; remove it if all of it is stored, and (``told``) so is the end of the run."""
+        """Close the journal, and remove its directory if the server has all items and, if the run ended, the end
+        (``told``).
+        """
         left, ended = len(self.journal.missing()), ending_in(self.directory)
         self.journal.close(remove=not left and (told or ended is None))
         if not left and (told or ended is None):
@@ -73,18 +76,18 @@ class Spool:
 
 
 def place_of(address: PostgresAddress) -> Path:
-    """Directory in which trainers of this node keep journals of the store."""
+    """Return the directory in which trainers of this node keep journals for the store."""
     return node_directory(address.url)
 
 
 def note_of(address: PostgresAddress, run: RunInfo, attempt: int) -> Note:
-    """The note of a spool of ``run``."""
+    """Return the description to keep with a journal of ``run``; ``attempt`` is 0 if the server does not have it yet."""
     begun = {name: value for name, value in codec.encoded(run).items() if name not in _MADE}
     return Note(address.url, run.run_id, attempt, begun)
 
 
 def begin(address: PostgresAddress, run: RunInfo, attempt: int) -> Spool | None:
-    """A new spool; None, with a warning, where this node's directory cannot be written."""
+    """Create the journal of this process for an attempt of ``run``; None, with a warning, if the disk refuses it."""
     directory = place_of(address) / run.run_id / f"{os.getpid()}-{secrets.token_hex(4)}"
     try:
         for parent in reversed(directory.parents[:3]):
@@ -103,13 +106,13 @@ def begin(address: PostgresAddress, run: RunInfo, attempt: int) -> Spool | None:
 
 
 def left_behind(directory: Path) -> list[Path]:
-    """Spools in or under ``directory`` whose process is gone."""
+    """Return the journal directories in or under ``directory`` whose process is gone."""
     notes = [directory / NOTE] if (directory / NOTE).exists() else sorted(directory.glob(f"**/{NOTE}"))
     return [note.parent for note in notes if _is_left(note.parent)]
 
 
 def read_note(directory: Path) -> Note:
-    """Read the note of a spool. Raises ``StoreError`` if the directory has none."""
+    """Read the description of a journal directory. Raises ``StoreError`` if there is none or it is damaged."""
     try:
         return Note(**json.loads((directory / NOTE).read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -117,7 +120,7 @@ def read_note(directory: Path) -> Note:
 
 
 def remove(directory: Path) -> None:
-    """All of it is on the server."""
+    """Remove a journal directory, once the server has all of it."""
     shutil.rmtree(directory, ignore_errors=True)
     with suppress(OSError):
         directory.parent.rmdir()
@@ -135,7 +138,7 @@ def _is_left(directory: Path) -> bool:
 
 
 def write_note(directory: Path, note: Note) -> None:
-    """Put the note in place, whole. Raises ``OSError``."""
+    """Write the description of a journal directory, whole by way of a rename. Raises ``OSError``."""
     arriving = directory / f".{NOTE}"
     arriving.write_text(dumps(asdict(note)) + "\n")
     arriving.replace(directory / NOTE)

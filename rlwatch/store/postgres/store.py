@@ -24,23 +24,23 @@ from rlwatch.store.postgres.server import Server
 from rlwatch.store.postgres.unavailable import begin_away
 
 PATIENCE_S, TRAINER_PATIENCE_S = 60.0, 20.0
-"""Longest wait for an answer of the server, in seconds."""
+"""Longest wait for an answer of the server, in seconds: of other programs, and of a trainer."""
 SHORTEST_LOCK_WAIT_S = 0.2
 
 
 class PostgresStore(RunQueries, CommandQueries, Alerts, Curating):
-    """Runs of ``url``.
+    """A team's store of runs in one schema of a PostgreSQL database.
 
     Parameters
     ----------
     url
         ``postgresql://user@host:5432/database?sslmode=verify-full&schema=team``: options of libpq, ``schema``,
-        and ``series=clickhouse://...`` where the bulk lies in ClickHouse.
+        and ``series=clickhouse://...`` if rows, tokens and completions are stored in ClickHouse.
     control_timeout_s
-        How long commands, alerts and outbox wait for another process before ``StoreBusyError``, in seconds. 0, as of
-        a trainer: while the server is away it is asked now and then only.
+        Seconds that calls about commands, alerts and outgoing messages wait for another process before they raise
+        ``StoreBusyError``. A trainer passes 0; an unreachable server is then tried only now and then.
     clock
-        Where creation times come from.
+        Source of creation times; the machine's clock by default.
     """
 
     def __init__(self, url: str, *, control_timeout_s: float = 2.0, clock: Clock | None = None) -> None:
@@ -57,7 +57,7 @@ class PostgresStore(RunQueries, CommandQueries, Alerts, Curating):
         )
 
     def usage(self) -> dict[str, dict[str, int]]:
-        """Table -> its bytes on the server, those of rows and those of indexes."""
+        """Return table -> its bytes on the server, by ``rows`` and ``indexes``."""
         with self.server.reading() as db:
             if db is None:
                 return {}
@@ -70,9 +70,10 @@ class PostgresStore(RunQueries, CommandQueries, Alerts, Curating):
         return own | self._carrier.usage()
 
     def open_run(self, run: RunInfo) -> RunWriter:
-        """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives.
+        """Create the run, or begin its next attempt if it exists, and return its writer.
 
-        A trainer's begins on this node alone while the server is away.
+        If the server cannot be reached, a trainer's attempt begins on this node alone. Raises ``RunLockedError`` while
+        another process writes the run.
         """
         check_run_id(run.run_id)
         try:
@@ -83,11 +84,14 @@ class PostgresStore(RunQueries, CommandQueries, Alerts, Curating):
             return begin_away(self.server, run, error)
 
     def amend_run(self, run_id: str) -> RunWriter | None:
-        """Return the writer of a run whose process is gone; None if a process writes it, or this role may not."""
+        """Return a writer for a run whose process is gone, without a new attempt.
+
+        None if a process writes the run, or if this role may not write it.
+        """
         return writer.amend_run(self.server, run_id)
 
     def news(self, topic: Topic, run_id: str | None = None) -> PostgresNews:
-        """News of a topic, of one run or of all, from now on."""
+        """Return notifications of a topic from now on; ``run_id``: the run to watch, None for all."""
         return PostgresNews(self.server, topic, run_id)
 
     def close(self) -> None:
@@ -103,7 +107,9 @@ class PostgresStore(RunQueries, CommandQueries, Alerts, Curating):
 
     @contextmanager
     def snapshot(self, run_id: str) -> Iterator[Connection]:
-        """The store's tables as they are now, read only, where they hold the run."""
+        """Give a connection with a read-only snapshot of the store, if it holds the run. Raises
+        ``RunNotFoundError``.
+        """
         with self.server.reading() as db:
             if db is None or db.execute("SELECT 1 FROM run WHERE run_id = %s", (run_id,)).fetchone() is None:
                 raise RunNotFoundError(f"no run {run_id!r} in {self.url}; `rlwatch runs` lists what there is")

@@ -1,4 +1,6 @@
-"""The bulk of runs in PostgreSQL's own tables, next to the control tables; used unless the URL names another server."""
+"""Hold the bulk of runs in PostgreSQL's own tables, next to the control tables; used unless the URL names another
+server.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,19 @@ _AT_ONCE = 500  # rows of a branch
 
 
 class Tables:
-    """A ``Carrier`` whose rows are copied in by the transaction that notes them."""
+    """Engine for the bulk of runs in PostgreSQL itself; implements ``SeriesBackend``.
+
+    Rows are copied in by the transaction that stores everything else of a batch.
+    """
 
     def rows(
         self, db: Connection, run_id: str, after_seq: int, *, limit: int | None = None, newest: bool = False
     ) -> Iterable[Row]:
-        """Rows above a number."""
+        """Return records with sequence numbers above ``after_seq`` in order of ``seq``, or the ``newest`` first.
+
+        Each row is ``seq, attempt, rank, step, ts, mset, packed values, extra``. ``limit``: at most so many; None for
+        all.
+        """
         order = "DESC" if newest else "ASC"
         return db.execute(
             f"{RECORDS} WHERE run_id = %s AND seq > %s ORDER BY seq {order} LIMIT %s",
@@ -32,7 +41,7 @@ class Tables:
         ).fetchall()
 
     def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
-        """Iterate over rows through a cursor of the server."""
+        """Iterate over records above ``after_seq`` of attempts before ``attempt``, through a cursor of the server."""
         with db.cursor("branch", binary=True) as cursor:
             cursor.itersize = _AT_ONCE
             cursor.execute(
@@ -41,14 +50,14 @@ class Tables:
             yield from cursor
 
     def steps(self, db: Connection, run_id: str) -> Iterable[tuple[int, int]]:
-        """Attempt and step, each once."""
+        """Return each pair of attempt and step that has records, once, sorted."""
         rows = db.execute(
             "SELECT attempt, step FROM record WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1, 2", (run_id,), binary=True
         )
         return ((attempt, step) for attempt, step in rows)
 
     def spans(self, db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
-        """Attempt -> its lowest and its highest step."""
+        """Return attempt -> its lowest and its highest step."""
         rows = db.execute(
             "SELECT attempt, min(step), max(step) FROM record WHERE run_id = %s GROUP BY attempt ORDER BY attempt",
             (run_id,),
@@ -58,23 +67,30 @@ class Tables:
     def parts(
         self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: RowRange
     ) -> Iterator[tuple[str, SeriesPart]]:
-        """Older rows out of chunks, newer ones out of rows."""
+        """Iterate over (metric name, rows of the metric in the range ``asked``): older rows from chunks, newer from
+        rows.
+
+        ``sets``: id of each metric set of the run -> its names. ``names``: the metrics to read.
+        """
         yield from chunked_parts(db, run_id, sets, names, asked)
 
     def moments(self, db: Connection, run_id: str) -> SeriesPart:
-        """Moments of the records."""
+        """Return the Unix times of the records, as values."""
         return read_columns(db, run_id, "record", "float8send(ts)", "")
 
     def last_values(
         self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]]
     ) -> Iterable[tuple[int, int, Mapping[str, float]]]:
-        """The last row of each metric set."""
+        """Return ``seq``, step and values of the last row of each metric set."""
         return newest_rows(db, run_id, "record", sets)
 
     def spikes(
         self, db: Connection, run_id: str, *, last: int | None, reason: str | None, step: int | None
     ) -> Iterable[Row]:
-        """Batches by step."""
+        """Return the run's token batches by step, each as ``step, columns, reason, ts, attempt, rank``.
+
+        ``last``: only so many of the newest; ``reason``, ``step``: only of those; None for all.
+        """
         return db.execute(
             """SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch WHERE run_id = %(run)s
                AND (reason = %(reason)s OR (%(reason)s::text IS NULL AND reason <> ALL(%(apart)s)))
@@ -85,7 +101,7 @@ class Tables:
         ).fetchall()
 
     def top_spikes(self, db: Connection, run_id: str, limit: int) -> Iterable[Row]:
-        """The worst rows."""
+        """Return the ``limit`` worst tokens, worst first, each as ``step, attempt, rank, body, reason``."""
         return db.execute(
             """SELECT top.step, top.attempt, top.rank, body, reason FROM spike_top AS top
                JOIN spike_batch AS whole ON whole.run_id = top.run_id AND whole.id = top.batch
@@ -94,7 +110,10 @@ class Tables:
         ).fetchall()
 
     def completions(self, db: Connection, run_id: str, last: int | None) -> Iterable[Row]:
-        """Batches by step."""
+        """Return the run's batches of completions by step, each as ``step, columns, ts, attempt, rank``.
+
+        ``last``: only so many of the newest; None for all.
+        """
         return db.execute(
             """SELECT step, v, ts, attempt, rank FROM (SELECT * FROM completion_batch WHERE run_id = %s
                ORDER BY id DESC LIMIT %s) AS newest ORDER BY step, id""",
@@ -103,7 +122,7 @@ class Tables:
         ).fetchall()
 
     def shipment(self, run_id: str) -> None:  # noqa: ARG002
-        """Return None: the transaction has all of it."""
+        """Return None: the bulk is written in the same transaction as everything else."""
         return
 
     def make(self) -> None:
@@ -112,7 +131,10 @@ class Tables:
     def prune(
         self, db: Connection, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool
     ) -> tuple[int, int]:
-        """Remove old batches, and of localised tokens their worst rows."""
+        """Remove a run's batches older than ``before`` (Unix seconds); return their number and bytes.
+
+        ``undated``: time that batches without one are taken to have. ``dry_run``: only count.
+        """
         table = {Bulk.TOKENS: "spike_batch", Bulk.COMPLETIONS: "completion_batch"}[bulk]
         old = "run_id = %s AND coalesce(nullif(ts, 0), %s) < %s"
         which = (run_id, undated, before)
@@ -135,7 +157,9 @@ class Tables:
 def newest_rows(
     db: Connection, run_id: str, table: str, sets: Mapping[int, tuple[str, ...]]
 ) -> Iterator[tuple[int, int, Mapping[str, float]]]:
-    """``seq``, step and values of the last row of each metric set in a table of packed rows."""
+    """Iterate over ``seq``, step and values of the last row of each metric set in ``table`` (``record`` or
+    ``forecast``).
+    """
     for number, names in sets.items():
         rows = db.execute(
             f"SELECT seq, step, v FROM {table} WHERE run_id = %s AND mset = %s ORDER BY seq DESC LIMIT 1",
@@ -147,7 +171,7 @@ def newest_rows(
 
 
 def values_of(names: tuple[str, ...], blob: bytes) -> dict[str, float]:
-    """Metric -> value, as packed. Raises ``StoreCorruptError``."""
+    """Return metric name -> value of packed values. Raises ``StoreCorruptError`` if they do not fit the names."""
     try:
         return dict(zip(names, packing(names).unpack(blob), strict=True))
     except struct.error as error:

@@ -1,4 +1,4 @@
-"""Begin a run while the server is away: in the journal on the node's own disk, and on the server when it is back."""
+"""Begin a run while the server cannot be reached: in the journal on the node's own disk, and on the server later."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger("rlwatch")
 
 
 class AwayWriter(PostgresWriter):
-    """The writer of an attempt that the server has yet to hear of.
+    """Writer of an attempt that the server does not have yet, because it could not be reached when the attempt began.
 
-    Until then the run seems to be a new one. If it turns out to be known, attempts and numbers are moved on by what it
-    had: its trainer goes on with those it was given.
+    Until it can be reached the run counts as new. If the server then has the run already, the attempt's number and its
+    sequence numbers are shifted there, while the trainer continues with its own. ``kept``: the journal on this node.
     """
 
     def __init__(self, server: Server, run: RunInfo, kept: spool.Spool) -> None:
@@ -63,7 +63,10 @@ class AwayWriter(PostgresWriter):
 
 
 def begin_away(server: Server, run: RunInfo, why: UnreachableError) -> AwayWriter:
-    """Begin an attempt in the journal alone. Raises ``why`` where this node's disk cannot keep one."""
+    """Return a writer that records the run's attempt only in this node's journal, until the server can be reached.
+
+    Raises ``why``, the error of the connection, if this node's disk cannot hold a journal.
+    """
     kept = spool.begin(server.address, run, 0)
     if kept is None:
         raise why

@@ -1,4 +1,4 @@
-"""Write a run: its lock, rows with their progress in one transaction, and going on after the connection was cut."""
+"""Write a run to PostgreSQL: hold its lock, store rows and progress in one transaction, and reconnect after a cut."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("rlwatch")
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A write whose commit was not heard of: what becomes true if it is found to be in."""
+    """A write whose commit was not confirmed: what becomes valid if it is found to have been stored."""
 
     items: list[Storable]
     batch: CopiedBatch
@@ -44,7 +44,7 @@ class _Sent:
 
 
 class PostgresWriter:
-    """A ``RunWriter`` that holds the run's lock with a connection of its own, and takes it again after a cut.
+    """Writer of a run that holds the run's lock with a connection of its own, and takes it again after a cut.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ class PostgresWriter:
     run
         The run in its current state.
     name
-        Name of this writer in the run's row; empty for one that only amends.
+        Name of this writer in the run's row; empty for one that only completes what a dead process left.
     kept
-        The journal of this process, if it has one.
+        The journal of this process on this node's disk, if it has one.
     """
 
     def __init__(
@@ -88,7 +88,11 @@ class PostgresWriter:
         self._chunking = Chunking(db, self.run.run_id) if self._shipment is None else None
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
-        """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
+        """Store all of ``items`` and the ``progress`` of the analysis, or nothing.
+
+        Raises ``StoreFullError`` on a full disk, ``UnstorableError`` for an item that cannot be stored,
+        ``UnreachableError`` if the server cannot be reached (the same call may be made again), else ``StoreError``.
+        """
         db = self._connected()
         fresh = [item for item in items if id(item) not in self._stored] if self._stored else list(items)
         batch = CopiedBatch(self.last_seq, self._sets)
@@ -124,7 +128,7 @@ class PostgresWriter:
             tell(db, self._server.address, "pages", self.run.run_id)
 
     def _chunk(self, db: Connection) -> None:
-        """Copy older rows into chunks. That this cannot be done now does not concern what was written."""
+        """Copy older rows into chunks. A failure now does not concern what was written."""
         chunking = self._chunking
         while chunking is not None and (mset := chunking.due()) is not None:
             try:
@@ -143,7 +147,7 @@ class PostgresWriter:
     def _note(
         self, db: Connection, batch: CopiedBatch, progress: Progress | None, mark: JournalPosition | None
     ) -> None:
-        """Note what the rows make true, in their transaction; refused where another writer took over."""
+        """Store what the rows make true, in their transaction; refused if another writer took over."""
         judged = None if progress is None else progress.judged
         step, ts, attempt = batch.newest or (None, None, None)
         self._own_row(
@@ -168,7 +172,7 @@ class PostgresWriter:
             self._spool.journal.stored(sent.mark)
 
     def _own_row(self, db: Connection, settings: str, values: Sequence[object]) -> None:
-        """Update the run's row, where this writer still has it."""
+        """Update the run's row, if this writer still owns it."""
         mine, by = ("writer = %s", self._name) if self._name else ("attempt = %s", self.run.attempt)
         changed = db.execute(
             f"UPDATE run SET {settings} WHERE run_id = %s AND {mine}",
@@ -179,7 +183,10 @@ class PostgresWriter:
             raise StoreError(f"run {self.run.run_id!r} is {self._ended}: this one was cut off, and may not go on")
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Store the time of this heartbeat and the writer's stage."""
+        """Store the heartbeat time ``now`` (Unix seconds), and the ``stage`` of the writer's process ``since`` when.
+
+        Does nothing in a forked child. Raises ``StoreError`` if another writer took over.
+        """
         if self._pid == os.getpid():
             db = self._connected()
             moved = replace(self.run, stage=stage, stage_since=since)
@@ -191,7 +198,9 @@ class PostgresWriter:
         return None
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
-        """Record how the run ended. Afterwards only ``close`` is left."""
+        """Store how the run ended: ``state``, ``reason`` in words, and time (Unix seconds). Afterwards only ``close``
+        works.
+        """
         if self._pid != os.getpid():
             return
         db = self._connected()
@@ -202,7 +211,7 @@ class PostgresWriter:
         self._notify_pages(db)
 
     def close(self) -> None:
-        """Let the run go; idempotent."""
+        """Release the run's lock, and close this node's journal; idempotent. Does nothing in a forked child."""
         if self._pid != os.getpid():
             return
         kept, self._spool = self._spool, None
@@ -215,7 +224,7 @@ class PostgresWriter:
         self._ended = "closed"
 
     def disown(self) -> None:
-        """In a forked child: close our copy of the socket, so that the lock dies with the parent."""
+        """Close this forked child's copy of the socket, so that the lock ends with the parent."""
         if self._db is not None and not self._db.closed:
             keep_forever(self._db)
             with suppress(OSError, psycopg.Error):
@@ -262,7 +271,11 @@ class PostgresWriter:
 
 
 def open_run(server: Server, run: RunInfo, now: float) -> PostgresWriter:
-    """Take the run's lock, ship what an earlier process left on this node, create the run or begin its next attempt."""
+    """Create the run, or begin its next attempt, and return its writer.
+
+    Takes the run's lock and ships what an earlier process left on this node. ``now``: Unix seconds. Raises
+    ``RunLockedError`` while another process writes the run.
+    """
     with ExitStack() as undo:
         db = server.take()
         undo.callback(db.close)
@@ -281,18 +294,21 @@ def open_run(server: Server, run: RunInfo, now: float) -> PostgresWriter:
 
 
 def ship_left(server: Server, db: Connection, run_id: str) -> None:
-    """Ship what earlier processes left of the run on this node."""
+    """Ship to the server what earlier processes left of the run on this node. The caller holds the run's lock."""
     for directory in spool.left_behind(spool.place_of(server.address) / run_id):
         ship(db, server, run_id, directory)
 
 
 def new_name() -> str:
-    """A name for a writer of this process."""
+    """Return a new, unique name for a writer of this process."""
     return f"{this_process()}#{secrets.token_hex(8)}"
 
 
 def amend_run(server: Server, run_id: str) -> PostgresWriter | None:
-    """Return the writer of a run without one, without a new attempt; None if a process writes it, or we may not."""
+    """Return a writer for a run that has none, without a new attempt.
+
+    None if a process writes the run, or if this role may not write it.
+    """
     with ExitStack() as undo:
         db = server.take()
         undo.callback(db.close)
@@ -309,7 +325,7 @@ def amend_run(server: Server, run_id: str) -> PostgresWriter | None:
 
 
 def _amendable(server: Server, db: Connection, run_id: str) -> RunInfo | None:
-    """Return the run, locked; None if another process writes it, or we may not."""
+    """Return the run, locked; None if another process writes it, or this role may not."""
     if not server.is_made(db):
         return None
     may = db.execute("SELECT has_table_privilege('run', 'UPDATE')").fetchone()
