@@ -14,7 +14,7 @@ policy ends above halt by two standard errors. A reward whose sign flips cannot 
 not, apart. *harm*: accuracy lost in runs without a fault, and with harmless ones.
 
 The kinds of faults in ``HELD_OUT`` were chosen before the policy had been run on any of these, and it was not changed
-for them.
+for them. Those in ``SEEN`` were held out once; the policy was changed after what came of them was published.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ KNOWN = {
     "entropy bonus": replace(BASE, lr=5e-4, entropy_coef=0.25),
 }
 """Faults of which it was known, from measurements by others, what saves a run (see docs/diagnosis.md)."""
-HELD_OUT = {
+SEEN = {
     "positive advantages": replace(BASE, lr=1e-3, faults=(Fault("positive advantages", 70, 0.8, ramp=40),)),
     "engine temperature": replace(ENGINE, lr=1e-3, faults=(Fault("engine temperature", 60, 1.0, ramp=60),)),
     "kl weight": replace(
@@ -66,7 +66,15 @@ HELD_OUT = {
     "half gradients": replace(BASE, faults=(Fault("half gradients", 80, 40.0, end=84),)),
     "random reward": replace(BASE, lr=1e-3, faults=(Fault("random reward", 70, 0.9, ramp=30),)),
 }
-"""Kinds of faults that were listed before the policy was run on them."""
+"""Kinds of faults that were held out of the first tables (seeds 102 to 109), and are known since."""
+HELD_OUT = {
+    "entropy weight": replace(BASE, lr=5e-4, entropy_coef=1e-3, faults=(Fault("entropy weight", 70, 0.5, ramp=40),)),
+    "clip range": replace(BASE, num_iterations=4, lr=1e-3, faults=(Fault("clip range", 70, 1000.0),)),
+    "kl sign": replace(BASE, beta=0.02, lr=5e-4, faults=(Fault("kl weight", 70, -1.0, ramp=40),)),
+    "length reward": replace(BASE, lr=1e-3, longest=14, faults=(Fault("length reward", 70, 20.0, ramp=40),)),
+    "lost weight": replace(ENGINE, faults=(Fault("lost weight", 90, end=91),)),
+}
+"""Kinds of faults that are listed before the policy is run on them, to be judged on the seeds 110 to 113, once."""
 OUTSIDE = {"reward sign": replace(BASE, faults=(Fault("reward sign", 100),))}
 """A fault outside the policy, for good: it can be preserved, not saved."""
 HARMLESS = {
@@ -76,7 +84,7 @@ HARMLESS = {
     "lr blip": replace(BASE, faults=(Fault("learning rate", 150, 5.0, end=151),)),
 }
 """Runs that end well by themselves."""
-GROUPS = {"known": KNOWN, "held out": HELD_OUT, "outside": OUTSIDE, "harmless": HARMLESS}
+GROUPS = {"known": KNOWN, "seen": SEEN, "held out": HELD_OUT, "outside": OUTSIDE, "harmless": HARMLESS}
 ARMS = ("unguarded", "policy", "healthy")
 
 
@@ -133,7 +141,7 @@ def made(task: Task, starts: Path) -> dict[str, Any]:
             snapshots=Snapshots(every=10, share=1.0),
         )
         run.rescue = RescuePolicy(dry_run=task.arm != "policy")
-        pace = paced(run)
+        pace = paced(run, setting.num_iterations)
         trainer.callback_handler.callbacks.insert(0, pace)
         try:
             trainer.train()
@@ -161,8 +169,11 @@ def made(task: Task, starts: Path) -> dict[str, Any]:
     }
 
 
-def paced(run: Any) -> Any:
-    """Return a callback that waits, at each step's end, until the rows before it are judged, as a slow run would."""
+def paced(run: Any, batch: int = 1) -> Any:
+    """Return a callback that waits, at each step's end, until the rows before it are judged, as a slow run would.
+
+    ``batch``: updates from one batch; only the row of the first has a reward, and is judged for certain.
+    """
     from transformers import TrainerCallback
 
     class PacedCallback(TrainerCallback):
@@ -173,8 +184,8 @@ def paced(run: Any) -> Any:
             self.run.flush()
             until = time.monotonic() + SLOW_JUDGE_S
             while time.monotonic() < until:
-                rows = self.run.health().rows
-                if state.global_step < 3 or (rows and rows[-1].step >= state.global_step - 2):
+                rows, due = self.run.health().rows, state.global_step - 2
+                if due < 1 or (rows and rows[-1].step >= due - (due - 1) % batch):
                     break
                 time.sleep(0.002)
             health = self.run.health()
