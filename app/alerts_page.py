@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -11,15 +13,15 @@ from rlwatch.alerts.incidents import IncidentRecord, IncidentState
 from rlwatch.alerts.silencing import matchers
 from rlwatch.columns import ALERTS
 from rlwatch.errors import RLWatchError
-from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, Silence
+from rlwatch.records import Alert, AlertState, AuditEntry, OutboxMessage, OutboxStatus, Silence
 
 from . import format as fmt
-from . import incident_dialog, layout, queries, table
-from .health import AMBER, BLUE, VERMILLION
+from . import incident_acts as acts
+from . import layout, queries, table
+from .health import AMBER, BLUE, LOOKS, SEVERITY_WORD, VERMILLION
 from .incident_acts import unsilence
-from .incident_dialog import message_words
 from .layout import GoToRun
-from .markup import el
+from .markup import Markup, el, joined
 
 CHOICES = ("all", "firing", "undelivered", "silent or crashed")
 HEARTBEATS = CHOICES[3]
@@ -119,10 +121,10 @@ def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
     """Return the delivery status: the worst of the incident's messages, and a list of all behind a click."""
     if not messages:
         return table.text("not sent", quiet=True)
-    lines = [(message.channel, incident_dialog.delivery_words(message)) for message in messages]
+    lines = [(message.channel, delivery_words(message)) for message in messages]
     worst = max(messages, key=lambda m: (OutboxStatus.SENT, OutboxStatus.PENDING, OutboxStatus.DEAD).index(m.status))
     shape, colour = DELIVERY_LOOK[worst.status]
-    cell = table.details(f"delivery-{worst.alert_id}", incident_dialog.delivery_words(worst), lines)
+    cell = table.details(f"delivery-{worst.alert_id}", delivery_words(worst), lines)
     return table.marked(cell, shape, colour)
 
 
@@ -132,7 +134,7 @@ def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
 def page(go_to_run: GoToRun) -> None:
     """Draw all incidents of the store, and refresh them while the page is open."""
     with layout.readable():
-        incident_dialog.dialog_if_open()
+        dialog_if_open()
     st.fragment(_body, run_every=layout.REFRESH_S)(go_to_run)
 
 
@@ -152,7 +154,7 @@ def _body(go_to_run: GoToRun) -> None:
         may_take = layout.principal().may_command
         opened = table.show("alerts", INCIDENT_COLUMNS, [incident_row(d, now, may_take=may_take) for d in shown])
         if opened is not None and opened.startswith((OPENS, ACKNOWLEDGE)):
-            incident_dialog.open_incident(opened.partition(":")[2])
+            open_incident(opened.partition(":")[2])
             st.rerun()  # the dialog lies outside the fragment that is redrawn
         elif opened is not None:
             go_to_run(opened)
@@ -198,3 +200,258 @@ def _choice() -> str:
         bind="query-params",
     )
     return str(chosen or CHOICES[0])
+
+
+# The dialog of one incident: its alerts, notifications and history; and acknowledge, snooze, silence and note.
+
+OPEN = "incident-open"
+"""Session key of the id of an alert of the open incident."""
+ADDRESS = "incident"
+"""Query parameter with the same id, for shared links."""
+ACTS = ("Acknowledge", "Snooze", "Silence", "Note")
+
+
+def open_incident(alert_id: str) -> None:
+    """Open the dialog of the incident that the alert belongs to."""
+    st.session_state[OPEN] = alert_id
+
+
+def close_incident() -> None:
+    """Close the dialog and remove the incident from the address."""
+    st.session_state.pop(OPEN, None)
+    with suppress(KeyError):
+        del st.query_params[ADDRESS]
+
+
+def dialog_if_open() -> None:
+    """Draw the dialog if it is open or the address names an incident. A rerun does not close it."""
+    alert_id = st.session_state.get(OPEN) or st.query_params.get(ADDRESS)
+    if not alert_id:
+        return
+    st.session_state[OPEN] = alert_id
+    found = [d for d in queries.dockets(time.time()) if any(a.alert_id == alert_id for a in d.incident.alerts)]
+    if found:
+        st.dialog("Incident", width="large", on_dismiss=close_incident)(_dialog)(found[0])
+
+
+def _dialog(docket: IncidentRecord) -> None:
+    incident = docket.incident
+    st.html(joined(subject(docket)))
+    st.html(joined(alerts_list(docket)))
+    delivery, done = st.columns(2)
+    delivery.html(joined(delivery_list(docket)))
+    done.html(joined(history_list(docket.audit, time.time())))
+    if not docket.open:
+        st.caption("No longer firing. You can still leave a note.")
+    chosen = st.segmented_control(
+        "Action", ACTS if docket.open else ACTS[3:], default=None if docket.open else ACTS[3], key="act",
+        label_visibility="collapsed",
+    ) or (ACTS[0] if docket.open else ACTS[3])  # fmt: skip
+    {"Acknowledge": _acknowledge, "Snooze": _snooze, "Silence": _silence, "Note": _note}[chosen](docket)
+    if not layout.principal().may_command:
+        st.caption(layout.LOOK_ONLY)
+    close, leave = st.columns([1, 1])
+    if close.button("Close", key="incident-close", width="stretch"):
+        close_incident()
+        st.rerun()
+    leave.link_button("Open run", f"run?{urlencode({'run': incident.run_id})}", width="stretch")
+
+
+def subject(docket: IncidentRecord) -> Markup:
+    """Return the incident's run, alerts, severity, onset, status and most likely cause."""
+    incident, run = docket.incident, docket.run
+    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
+    name = fmt.shorten((run.name if run else "") or incident.run_id, 240)
+    facts = [
+        _severity(incident.lead if incident.lead.severity is incident.severity else incident.alerts[0], docket),
+        el("span", fmt.words(incident.lead.kind)),
+        el("span", f"since step {fmt.step(incident.onset_step)}"),
+        el("span", docket.standing.value),
+        el("span", f"rule {fmt.shorten(incident.lead.rule, 40)}"),
+    ]
+    parts = [el("div", project, name, cls="rl-family"), el("div", *facts, cls="rl-facts")]
+    if incident.cause is not None:
+        label = el("span", "Likely cause", cls="label")
+        cause = f" {incident.cause.title} ({incident.cause.sure.words}): {incident.cause.why}"
+        parts.append(el("div", label, fmt.shorten(cause, 400), cls="rl-why"))
+    return joined(*parts)
+
+
+def _severity(alert: Alert, docket: IncidentRecord) -> Markup:
+    look = LOOKS[SEVERITY_WORD[docket.incident.severity if alert is docket.incident.lead else alert.severity]]
+    shape = el("span", look.shape, style=f"color:{look.colour}")
+    return el("span", shape, f" {alert.severity.value}", cls="rl-word")
+
+
+def alerts_list(docket: IncidentRecord) -> Markup:
+    """Return a list of the alerts with message, onset, status and numbers."""
+    items = []
+    for alert in docket.incident.alerts:
+        look = LOOKS[SEVERITY_WORD[alert.severity]]
+        shape = el("span", f"{look.shape} ", style=f"color:{look.colour}")
+        facts = " · ".join(filter(None, _facts(alert, docket)))
+        items.append(
+            el(
+                "li",
+                el("div", shape, message_words(alert)),
+                el("div", fmt.shorten(facts, 400), cls="rl-quiet"),
+                el("div", fmt.evidence_line(alert.evidence, 300), cls="rl-quiet") if alert.evidence else "",
+            )
+        )
+    return joined(el("ul", *items, cls="rl-plain"))
+
+
+def _facts(alert: Alert, docket: IncidentRecord) -> list[str]:
+    over = alert.state is AlertState.RESOLVED
+    ended = f"resolved at step {fmt.step(alert.resolved_step)}" if over and alert.resolved_step is not None else ""
+    state = "unresolved" if alert.state is AlertState.FIRING and not docket.goes_on else alert.state.value
+    return [
+        f"since step {fmt.step(alert.onset_step)}",
+        ended or state,
+        docket.quiet.get(alert.alert_id, ""),
+        alert.reason,
+    ]
+
+
+def delivery_list(docket: IncidentRecord) -> Markup:
+    """Return a list of notifications: channel, message and delivery status."""
+    title = el("div", "Delivery", cls="rl-panel")
+    if not docket.messages:
+        return joined(title, el("div", "not sent", cls="rl-quiet"))
+    lines = [
+        el("li", el("b", fmt.shorten(message.channel, 40)), f" {_event(message)}: {delivery_words(message)}")
+        for message in docket.messages
+    ]
+    return joined(title, el("ul", *lines, cls="rl-plain"))
+
+
+def _event(message: OutboxMessage) -> str:
+    return fmt.shorten(str(message.payload.get("event") or "alert"), 40)
+
+
+def history_list(audit: tuple[AuditEntry, ...], now: float) -> Markup:
+    """Return a list of user actions and notes, the newest first."""
+    title = el("div", "History", cls="rl-panel")
+    if not audit:
+        return joined(title, el("div", "nothing yet", cls="rl-quiet"))
+    lines = [
+        el(
+            "li",
+            el("b", fmt.shorten(entry.by, 60)),
+            f" {DONE.get(entry.act, entry.act)}",
+            f": {fmt.shorten(entry.text, 2000)}" if entry.text else "",
+            el("span", f" {fmt.age(entry.at, now)}", cls="rl-quiet"),
+        )
+        for entry in reversed(audit)
+    ]
+    return joined(title, el("ul", *lines, cls="rl-plain"))
+
+
+DONE = {"acknowledge": "acknowledged", "snooze": "snoozed", "note": "noted", "silence": "silenced"}
+"""Actions of the audit log, in the past tense."""
+
+
+def message_words(alert: Alert) -> str:
+    """Return the message, preceded by the alert's kind unless the message contains it."""
+    what, message = fmt.words(alert.kind), fmt.shorten(alert.message, 300)
+    return message if what.casefold() in message.casefold() else f"{what}: {message}"
+
+
+def delivery_words(message: OutboxMessage) -> str:
+    """Return the delivery status: ``sent``, ``pending, 2 tries, last error: …`` or ``dead after 8 tries: …``."""
+    error = fmt.shorten(message.last_error, 160)
+    tries = fmt.plural(message.attempts, "try", "tries")
+    if message.status is OutboxStatus.SENT:
+        return "sent"
+    if message.status is OutboxStatus.DEAD:
+        return f"dead after {tries}" + (f": {error}" if error else "")
+    if not message.attempts:
+        return "pending"
+    return f"pending after {tries}" + (f": {error}" if error else "")
+
+
+# The forms, one for each action.
+
+
+def _acknowledge(docket: IncidentRecord) -> None:
+    st.caption("Stops reminders and escalation unless the incident gets worse. Its resolution is still sent.")
+    why = st.text_input(
+        "What are you doing about it?", key="take-why", max_chars=300, placeholder="visible to everyone"
+    )
+    _send(
+        "Acknowledge",
+        "take",
+        "The incident was not acknowledged.",
+        lambda: (
+            acts.acknowledge_all(
+                queries.store(),
+                docket.incident.firing or docket.incident.alerts[:1],
+                by=layout.principal(),
+                why=why or "",
+            ).by
+        ),
+        "Acknowledged by {}",
+    )
+
+
+def _snooze(docket: IncidentRecord) -> None:
+    st.caption(
+        "Sends nothing for this time unless the incident gets worse. Alerts that still fire afterwards are sent then."
+    )
+    length = st.selectbox("For", list(acts.LENGTHS), index=1, key="snooze-for")
+    why = st.text_input("Reason", key="snooze-why", max_chars=300)
+    _send(
+        "Snooze",
+        "snooze",
+        "The incident was not snoozed.",
+        lambda: (
+            acts.snooze(queries.store(), docket.incident.alerts, by=layout.principal(), length=length, why=why or "").by
+        ),
+        "Snoozed by {}",
+    )
+
+
+def _silence(docket: IncidentRecord) -> None:
+    run, lead = docket.run, docket.incident.lead
+    name = (run.name if run else "") or docket.incident.run_id
+    offered = acts.scopes(lead, fmt.shorten(name, 60), run.project if run else "", fmt.words(lead.kind))
+    st.caption(
+        "Sends nothing for matching alerts, new and critical ones included, until the silence ends. "
+        "They stay visible here."
+    )
+    scope = st.selectbox("Scope", offered, format_func=lambda scope: scope.label, key="silence-of")
+    length = st.selectbox("For", list(acts.LENGTHS), index=1, key="silence-for")
+    why = st.text_input("Reason (required)", key="silence-why", max_chars=300)
+    _send(
+        "Silence",
+        "silence",
+        "Nothing was silenced.",
+        lambda: acts.silence(queries.store(), scope, by=layout.principal(), length=length, why=why or "").by,
+        "Silenced by {}",
+    )
+
+
+def _note(docket: IncidentRecord) -> None:
+    text = st.text_area("Note", key="note-text", max_chars=2000, placeholder="visible to everyone")
+    _send(
+        "Add note",
+        "note",
+        "The note was not saved.",
+        lambda: acts.note(queries.store(), docket.incident.lead, by=layout.principal(), text=text or "").by,
+        "Note added by {}",
+    )
+
+
+def _send(label: str, key: str, failed: str, act: Callable[[], str], done: str) -> None:
+    layout.signature()
+    if not st.button(label, type="primary", key=key):
+        return
+    try:
+        who = act()
+    except RLWatchError as error:
+        st.error(failed)
+        st.code(fmt.shorten(str(error), 600), language=None, wrap_lines=True)
+        return
+    close_incident()
+    st.toast(done.format(fmt.shorten(who, 80)), icon=":material/check:")
+    st.rerun()

@@ -32,14 +32,14 @@ from rlwatch.metrics import TABLE, unit_of
 from rlwatch.records import RunInfo, RunState
 from rlwatch.wording import cell
 
-from . import board, charts, layout, overlays, queries, scales, smoothing, table
+from . import board, charts, layout, overlays, queries, smoothing, table
 from . import format as fmt
 from .board import LAST, Board, BoardChart, ChartLine, ChartSection, StepAxis, by_step
 from .charts import DARK
 from .layout import GoToRun
 from .markup import Markup, el, joined
+from .overlays import Scales
 from .queries import Version, store, store_url, version
-from .scales import Scales
 from .thinning import Floats, ThinnedCurve, thin
 
 MOST_RUNS, MOST_PANELS, FIRST_PANELS = 24, 12, 6
@@ -115,7 +115,7 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
         st.html(joined(el("div", "Noise or not", cls="rl-family"), el("div", answer, cls="rl-why")))
     live = any(run.state is RunState.RUNNING for run in runs)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
-        scales.controls()
+        overlays.controls()
     board.library()
     with st.container():
         st.fragment(show_curves, run_every=layout.REFRESH_S if live else None)(groups, axis, metrics)

@@ -18,8 +18,7 @@ from . import format as fmt
 from . import layout, queries, table, token_response
 from .layout import GoToRun, GoToTokens
 from .markup import el, joined
-from .rollouts_beside import show_beside
-from .rollouts_text import facts, odd_words, rollout, text_block
+from .rollouts_text import facts, odd_words, rollout, show_beside, text_block
 from .tokens import culprits_of as tokens_of
 from .tokens import response_of
 

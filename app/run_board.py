@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+import uuid
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,16 +15,18 @@ import streamlit as st
 
 from rlwatch.errors import RLWatchError
 from rlwatch.forecast.forecast import FORECAST
-from rlwatch.records import Finding, RunInfo, RunState
+from rlwatch.ports import Store
+from rlwatch.records import AuditEntry, Finding, RunInfo, RunState
 
-from . import board, charts, health, layout, pins, queries, run_forecast, run_history, run_layers, smoothing
+from . import board, charts, health, layout, queries, run_charts, run_forecast, run_history, smoothing
 from . import format as fmt
 from .board import AT, Board, lines_of
 from .layout import GoToTokens
 from .marks import ChartMark, marks_of_run
-from .queries import Outline
+from .overlays import AS_USUAL, Scales
+from .principal import Principal
+from .queries import Outline, store, store_url
 from .run_charts import MetricChart, MetricSection, all_panels, found_by, sections, unchanging_words
-from .scales import AS_USUAL, Scales
 from .thinning import Branches
 
 STRIP = (
@@ -76,7 +81,7 @@ class BoardOptions:
 def chosen_pins(project: str) -> tuple[str, ...]:
     """Return the starred metrics in the address, which may be an empty list, else those of the project."""
     given = st.query_params.get_all(PIN)
-    return tuple(dict.fromkeys(filter(None, given))) if given else pins.pins_of(project)
+    return tuple(dict.fromkeys(filter(None, given))) if given else pins_of(project)
 
 
 def live() -> bool:
@@ -132,7 +137,7 @@ def _pin(project: str, name: str) -> None:
     if not who.may_command:
         return
     try:
-        pins.keep_pins(queries.store(), project, names, who)
+        keep_pins(queries.store(), project, names, who)
     except RLWatchError as error:
         st.toast(f"Pinned in this URL only: {fmt.shorten(str(error), 200)}")
 
@@ -292,7 +297,7 @@ def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[Metr
     families = [_family(look, one) for one in sections(panels, queries.extents(run), run.source, suspects)]
     drawn = _drawn(drawing, [*found, *families])
     forecast = run_forecast.forecast_section(run, drawing.window, layout.ink())
-    layers = run_layers.layer_section(run, drawing.window)
+    layers = run_charts.layer_section(run, drawing.window)
     return list(filter(None, [*drawn[: len(found)], forecast, *drawn[len(found) :], layers]))
 
 
@@ -425,3 +430,41 @@ def _boards(drawing: Drawing, place: board.StepAxis, names: Sequence[str], marke
     drawing = replace(drawing, look=replace(look, wanted=find()))
     below = Board(**common, sections=shown_sections(drawing, names, panels), pins=look.pins)
     board.show(below, "board-all", ask)
+
+
+# Starred metrics of a project, kept in the store for later runs and all users.
+
+PINS_ACT = "pins"
+"""Action of an audit entry whose text holds project and names; the newest entry of a project counts."""
+MOST_PINS = 24
+PINS_SEEN_S = 5.0
+"""Seconds until another user's stars are visible."""
+
+
+def pins_of(project: str) -> tuple[str, ...]:
+    """Return the starred metrics of a project; empty if there are none or they cannot be read."""
+    try:
+        return _pins(store_url()).get(project, ())
+    except RLWatchError:
+        return ()
+
+
+@st.cache_data(show_spinner=False, ttl=PINS_SEEN_S, max_entries=4)
+def _pins(url: str) -> dict[str, tuple[str, ...]]:  # noqa: ARG001  (the key)
+    found = {}
+    for entry in store().audit():
+        if entry.act == PINS_ACT:
+            content = json.loads(entry.text)
+            found[content["project"]] = tuple(content["names"])
+    return found
+
+
+def keep_pins(place: Store, project: str, names: Sequence[str], by: Principal) -> None:
+    """Star these metrics of a project, for all users.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, and ``StoreError``.
+    """
+    by.require_command()
+    text = json.dumps({"project": project, "names": list(names)[:MOST_PINS]})
+    place.put_entry(AuditEntry(uuid.uuid4().hex, time.time(), by.name, PINS_ACT, text))
+    _pins.clear()

@@ -1,16 +1,24 @@
-"""The order of a run's metrics: by failure family, the most informative first, the others behind a click."""
+"""The order of a run's metrics, by failure family and the most informative first, and its layers as one heat map."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import streamlit as st
+
 from rlwatch.forecast.forecast import FORECAST
 from rlwatch.metrics import LAYER_PREFIX, TABLE, Family, family_of, meaning_of, metric_of, resolve, unit_of
+from rlwatch.records import RunInfo
 
 from . import format as fmt
-from .queries import Extent, canonical_names
+from . import overlays
+from .board import BoardChart, Cells, ChartSection
+from .queries import BUCKETS, REFRESH_SHARE, Extent, canonical_names, metric_names, outline, store, store_url
+from .thinning import Floats, ThinnedCurve, branches
 
 MOST = 3
 """Charts of a family shown at first, one row; the others are folded, unless a finding concerns them: then whole rows
@@ -128,3 +136,160 @@ def found_by(names: Sequence[str], panels: Sequence[MetricChart], wanted: str) -
     listed = {panel.name for panel in panels}
     every = [*panels, *(MetricChart(name) for name in sorted(names) if name not in listed)]
     return [p for p in every if all(word in f"{p.name} {p.canonical} {p.about}".lower() for word in words)]
+
+
+# The layers of a run as one heat map of gradient norms relative to their usual level.
+
+COLUMNS = 120
+"""Most columns of the map; each is a range of steps."""
+MOST_ROWS = 120
+"""Most layers drawn: those furthest above their usual norm."""
+ROW_PX, LEAST_PX, MOST_PX, FOOT_PX = 14, 90, 600, 8
+APART = "layers/heterogeneity"
+"""Metric of the heterogeneity of the layers' norms, a line below the map."""
+APART_PX = 90
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One layer: its name, and its norms, thinned to their extremes."""
+
+    name: str
+    curve: ThinnedCurve
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMap:
+    """The heat map, rows in model order; ``left_out``: number of layers not drawn.
+
+    A cell is the highest norm in a range of steps. ``usual`` is the level of its row: the median over the ranges of the
+    geometric mean of lowest and highest norm, which is the median of the norms if a range is one step.
+    """
+
+    cells: Cells
+    left_out: int = 0
+
+    @property
+    def times(self) -> Floats:
+        """Return the norms divided by their usual level (L, C)."""
+        over: Floats = self.cells.values / self.cells.usual[:, None]
+        return over
+
+
+def in_model_order(names: Sequence[str]) -> list[str]:
+    """Sort names: embeddings, then layers by number, then names without a number.
+
+    >>> in_model_order(["lm_head", "layers.10", "layers.9", "embed_tokens"])
+    ['embed_tokens', 'layers.9', 'layers.10', 'lm_head']
+    """
+    return sorted(names, key=_place)
+
+
+def _place(name: str) -> tuple[int, list[tuple[int, int | str]]]:
+    numbered = [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+    first = re.search(r"embed|wte|wpe", name) is not None and not re.search(r"\d", name)
+    return (0 if first else 1 if re.search(r"\d", name) else 2, numbered)
+
+
+def layer_map(rows: Sequence[LayerRow], window: tuple[int, int]) -> LayerMap:
+    """Return the map of ``rows`` (at least one) over the steps of ``window``, both ends included."""
+    first, last = window
+    columns = min(COLUMNS, last - first + 1)
+    starts = tuple(first + (last - first + 1) * i // columns for i in range(columns + 1))
+    high, low = (np.full((len(rows), columns), extreme) for extreme in (-np.inf, np.inf))
+    bad = np.zeros((len(rows), columns), dtype=bool)
+    for i, row in enumerate(rows):
+        own = row.curve.values > 0.0  # a batch without a gradient has norm 0 and does not count
+        at = (np.searchsorted(starts, row.curve.steps[own], side="right") - 1).clip(max=columns - 1)
+        np.maximum.at(high[i], at, row.curve.values[own])
+        np.minimum.at(low[i], at, row.curve.values[own])
+        broken = np.searchsorted(starts, [step for step, _ in row.curve.bad], side="right") - 1
+        bad[i, broken.clip(max=columns - 1)] = True
+    high[np.isinf(high)] = np.nan
+    middle = np.sqrt(low) * np.sqrt(high)
+    usual = np.array([np.nanmedian(row) if not np.isnan(row).all() else np.nan for row in middle])
+    return _furthest(LayerMap(Cells([row.name for row in rows], starts, high, usual, bad)))
+
+
+def _furthest(whole: LayerMap) -> LayerMap:
+    """Keep at most ``MOST_ROWS`` layers, in model order."""
+    cells = whole.cells
+    if len(cells.names) <= MOST_ROWS:
+        return whole
+    reach = np.where(cells.bad.any(axis=1), np.inf, np.nan_to_num(whole.times).max(axis=1))
+    kept = np.sort(np.argsort(-reach, kind="stable")[:MOST_ROWS])
+    names = [cells.names[i] for i in kept]
+    few = Cells(names, cells.starts, cells.values[kept], cells.usual[kept], cells.bad[kept])
+    return LayerMap(few, len(cells.names) - MOST_ROWS)
+
+
+def map_height(rows: int) -> int:
+    """Return the height in pixels of a map of ``rows`` layers."""
+    return FOOT_PX + min(max(LEAST_PX, rows * ROW_PX), MOST_PX)
+
+
+def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSection:
+    """Return the map as a section on the charts' axis; below it the heterogeneity of the layers, if it is logged."""
+    names = shown.cells.names
+    left_out = f"the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
+    broken = "pink: NaN or Inf" if shown.cells.bad.any() else ""
+    notes = (
+        "highest of each stretch of steps over the layer's usual",
+        "red: ten times, blue: a tenth",
+        left_out,
+        broken,
+    )
+    panel = BoardChart(
+        name="layers",
+        title="gradient norm by layer",
+        lines=(),
+        range=(0.0, float(len(names))),
+        sub=" · ".join(filter(None, notes)),
+        cells=shown.cells,
+        height=map_height(len(names)),
+    )
+    return ChartSection("layers", "Layers", [panel] if apart is None else [panel, apart_panel(apart)], span=3)
+
+
+def apart_panel(curve: ThinnedCurve) -> BoardChart:
+    """Return the chart of heterogeneity."""
+    return BoardChart(
+        name="layers-apart",
+        title="heterogeneity of the layers",
+        lines=(overlays.line("heterogeneity", 0, curve),),
+        range=(0.0, max(1.0, float(curve.values.max(initial=0.0)))),
+        sub="1 - mean correlation of their norms over the last 50 rows: 0 in step, 1 unrelated",
+        height=APART_PX,
+    )
+
+
+# Gradient norms of a run's layers, thinned for the screen.
+
+
+def layer_section(run: RunInfo, window: tuple[int, int]) -> ChartSection | None:
+    """Return one map of all layers, or None if none was measured."""
+    every = metric_names(run)
+    names = [name.removeprefix(LAYER_PREFIX) for name in every if name.startswith(LAYER_PREFIX)]
+    if not names:
+        return None
+    last = run.last_step or 0
+    progress = last // max(1, last // REFRESH_SHARE)
+    key = (run.run_id, run.attempt, progress, run.state.value)
+    wanted = [LAYER_PREFIX + name for name in in_model_order(names)] + [APART] * (APART in every)
+    rows = _layers(store_url(), key, tuple(wanted), dict(outline(run).starts), window)
+    apart = rows.pop().curve if APART in every else None
+    return map_section(layer_map(rows, window), apart)
+
+
+@st.cache_data(show_spinner=False, max_entries=20)
+def _layers(
+    url: str,  # noqa: ARG001  (part of the key)
+    key: tuple[str, int, int, str],
+    names: tuple[str, ...],
+    starts: Mapping[int, int],
+    window: tuple[int, int],
+) -> list[LayerRow]:
+    """Return the norms of every layer, from the current branch, and the other named metrics."""
+    read = store().series(key[0], names, steps=window, points=BUCKETS)
+    curves = [branches(read[name], dict(starts), window, BUCKETS).current for name in names]
+    return [LayerRow(name.removeprefix(LAYER_PREFIX), curve) for name, curve in zip(names, curves, strict=True)]

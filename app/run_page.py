@@ -21,7 +21,6 @@ from . import (
     board,
     charts,
     commands,
-    console,
     incident_acts,
     layout,
     queries,
@@ -318,7 +317,7 @@ def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command], *, paus
     _part(run_history.show_commands, COMMAND_REFRESH_S if waiting else every, run.run_id)
     _part(run_forecast.show_forecast, every, run.run_id)
     if every is not None:
-        _part(console.show_console, every, run.run_id)
+        _part(run_about.show_console, every, run.run_id)
     run_about.show_about(run)
 
 

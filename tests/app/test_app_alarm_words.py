@@ -7,7 +7,7 @@ import pytest
 from app_world import alert, finding, message
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import alerts_page, fleet, health, incident_acts, incident_dialog, marks
+from rlwatch_app import alerts_page, fleet, health, incident_acts, marks
 from rlwatch_app.principal import NotPermittedError, Principal
 
 from rlwatch.alerts.incidents import QUIET, IncidentRecord, IncidentState, incidents_of, standing_of
@@ -98,7 +98,7 @@ def test_the_worst_message_is_shown_whatever_their_order(order):
 def test_an_alert_that_was_not_published_says_so():
     """No channel is no success."""
     assert alerts_page.delivery([])["text"] == "not sent"
-    assert incident_dialog.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
+    assert alerts_page.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
 
 
 def test_taking_an_alert_on_is_kept_and_reported(tmp_path):

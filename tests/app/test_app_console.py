@@ -7,7 +7,7 @@ import pytest
 from app_world import run_page
 from preloaded import Program
 from rlwatch_app import queries
-from rlwatch_app.console import console_tail
+from rlwatch_app.run_about import output_tail
 from waiting import until
 
 RUN = """
@@ -51,11 +51,11 @@ def test_the_last_lines_are_shown_as_text_without_colours_bars_and_secrets(loud)
 def test_a_store_that_names_another_process_shows_nothing_of_it(loud, tmp_path):
     """One of ours that has its output in a file, too, but does not write this run."""
     root = queries.store().root
-    assert console_tail(loud, root)
+    assert output_tail(loud, root)
     with (tmp_path / "private").open("wb") as out:
         other = Program("import sys; print('private', flush=True); sys.stdin.read()", having="rlwatch", stdin=subprocess.PIPE, stdout=out)  # fmt: skip
     with other:
         until((tmp_path / "private").read_text, "it has written")
-        assert console_tail(replace(loud, pid=other.pid), root) == []
-    assert console_tail(replace(loud, host="elsewhere"), root) == []
-    assert console_tail(loud, None) == []
+        assert output_tail(replace(loud, pid=other.pid), root) == []
+    assert output_tail(replace(loud, host="elsewhere"), root) == []
+    assert output_tail(loud, None) == []

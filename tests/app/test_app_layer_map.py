@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from app_world import board, healthy, no_traceback, panels, run_page, write_run
-from rlwatch_app.run_layers import COLUMNS, MOST_ROWS, LayerRow, in_model_order, layer_map, map_height, map_section
+from rlwatch_app.run_charts import COLUMNS, MOST_ROWS, LayerRow, in_model_order, layer_map, map_height, map_section
 from rlwatch_app.thinning import thin
 
 

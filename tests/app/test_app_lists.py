@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from app_world import WEIRD, alert, cells, message
-from rlwatch_app import alerts_page, fleet, fleet_rows, incident_dialog, runs_page, table
+from rlwatch_app import alerts_page, fleet, fleet_rows, runs_page, table
 from rlwatch_app.fleet import Fleet
 from rlwatch_app.queries import Vitals
 
@@ -177,7 +177,7 @@ def test_choices_narrow_the_list():
 def test_a_message_is_not_told_twice():
     """Where it already names its kind."""
     assert (
-        incident_dialog.message_words(alert(kind="no_signal", message="no learning signal: 98%"))
+        alerts_page.message_words(alert(kind="no_signal", message="no learning signal: 98%"))
         == "no learning signal: 98%"
     )
-    assert incident_dialog.message_words(alert()) == "entropy collapse: entropy fell from 1 to 0.1 nats/token"
+    assert alerts_page.message_words(alert()) == "entropy collapse: entropy fell from 1 to 0.1 nats/token"

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 from app_world import cells, html, no_traceback, tables, write_run
-from rlwatch_app.rollouts_beside import pair_of
-from rlwatch_app.rollouts_text import HEAD, TAIL, text_block
+from rlwatch_app.rollouts_text import HEAD, TAIL, pair_of, text_block
 from rollout_world import LATE, batch, rollouts_page, write_rollouts
 from token_world import Spiked
 

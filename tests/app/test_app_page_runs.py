@@ -4,7 +4,7 @@ import time
 
 import pytest
 from app_world import NAN, WEIRD, cells, danger_run, healthy, html, no_traceback, runs_page, tables, write_run
-from rlwatch_app import run_edits
+from rlwatch_app import runs_page as page_of_runs
 from rlwatch_app.principal import NotPermittedError, Principal
 
 from rlwatch.records import RunInfo, RunState
@@ -321,4 +321,4 @@ def test_a_viewer_sees_what_people_said_and_changes_nothing(store_dir, looks):
     page = ticked(store_dir, "a", "b")
     assert {button.key for button in page.button} == {"compare", "compare-clear"}
     with pytest.raises(NotPermittedError, match="eve"):
-        run_edits.change(open_store(str(store_dir)), ["a"], by=Principal("eve", "viewer"), name="mine")
+        page_of_runs.change(open_store(str(store_dir)), ["a"], by=Principal("eve", "viewer"), name="mine")
