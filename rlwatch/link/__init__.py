@@ -1,20 +1,21 @@
 """Connections between the ranks of one run: each rank sends its metrics to rank 0, and receives commands.
 
-Plain TCP, without torch: rank 0 holds a :class:`~rlwatch.link.hub.Hub`, every other rank a
-:class:`~rlwatch.link.spoke.WorkerClient`; both speak :mod:`~rlwatch.link.wire`. Their training
-threads vote on commands in :mod:`~rlwatch.link.rounds`. A rank that dies closes its connections, so that no other rank
-waits for it.
+Plain TCP, without torch: rank 0 has a :class:`~rlwatch.link.hub.Hub`, every other rank a
+:class:`~rlwatch.link.spoke.WorkerClient`. Their messages are defined in :mod:`~rlwatch.link.wire`. The training threads
+of the ranks vote on commands in :mod:`~rlwatch.link.rounds`. A rank that dies closes its connections, so that no other
+rank waits for it.
 
-Commands are carried out by all ranks at the same boundary, or by none; no rank waits while there is no command.
+Commands are executed by all ranks at the same boundary, or by none; no rank waits while there is no command.
 
-A *boundary* is a place in the training loop that every rank comes to, where a command may be carried out. Usually
+A *boundary* is a point in the training loop that every rank reaches, and at which a command may be executed. Usually
 there is no command, and a rank passes without communication: it reads a number in its own memory. When rank 0 has
-commands it asks every rank at which boundary it could still stop. Each answers at once, on a thread of its own,
-whatever its training thread does, and from then on waits at its next boundary until it hears where all meet: at the
-first that none has passed. So however far apart the ranks are, only a command makes them wait for each other,
-and only at the boundary it is carried out at. There every rank checks, votes, receives one verdict, acts and votes
-again.
+commands it asks every rank at which boundary that rank could still stop. Each rank answers at once, on a thread of its
+own, whatever its training thread does. From then on it waits at its next boundary until rank 0 names the boundary at
+which all ranks meet: the first that none has passed. So however far apart the ranks are, only a command makes them wait
+for each other, and only at the boundary at which it is executed. There every rank checks the command, votes, receives
+one verdict, acts and votes again.
 
-A *place of order* is one that every rank passes where only rank 0 knows whether something is to be done (a
-checkpoint keeps a reference, training resumes from one). The others wait there for its order.
+An *order* is for a point that every rank passes, at which only rank 0 knows whether there is something to do (a
+checkpoint keeps a reference, training resumes from one). The other ranks wait there for the order of rank 0, which is
+usually empty.
 """

@@ -1,7 +1,7 @@
-"""Rank 0's end of the link: a thread that admits the other ranks and takes what they send.
+"""Rank 0's end of the connections between ranks: a thread that accepts the other ranks and receives their data.
 
-:class:`Admission` lets in who proves that it is of the run, :class:`Inbox` keeps what ranks measured, and a
-:class:`Peer` is a rank that is linked. The votes on commands are :mod:`~rlwatch.link.rounds`'s.
+:class:`Admission` accepts connections that prove that they belong to the run, :class:`Inbox` keeps what ranks measured,
+and a :class:`Peer` is a connected rank. Votes on commands are in :mod:`~rlwatch.link.rounds`.
 """
 
 from __future__ import annotations
@@ -50,10 +50,17 @@ MOST_BYTES = 512 * 2**20
 
 
 class Inbox:
-    """Payloads by moment and rank. Filled by one thread, emptied by another.
+    """Measurements that other ranks sent to rank 0, by step and rank. One thread fills it and another one empties it.
 
-    A rank is *expected* from the start, until it leaves or keeps rank 0 waiting in vain. Payloads that are not read are
-    dropped: the oldest moments first, beyond ``most_steps`` of them or ``most_bytes``.
+    A rank is *expected* from the start, until it leaves, or until rank 0 has waited for it in vain. Data that are not
+    read are dropped, the oldest steps first.
+
+    Parameters
+    ----------
+    ranks
+        Ranks that are expected.
+    most_steps, most_bytes
+        Largest number of steps, and of bytes, that are kept.
     """
 
     def __init__(
@@ -70,18 +77,21 @@ class Inbox:
         self.dropped = 0
 
     def join(self, rank: int) -> None:
-        """Expect ``rank`` from now on."""
+        """Expect measurements of ``rank`` from now on."""
         with self._lock:
             self._present.add(rank)
             self._absent.discard(rank)
 
     def leave(self, rank: int) -> None:
-        """``rank`` will send nothing more; what it sent stays."""
+        """Expect no further measurements of ``rank``; those it sent are kept."""
         with self._lock:
             self._present.discard(rank)
 
     def put(self, rank: int, moment: StepKey, payload: bytes) -> None:
-        """Keep what ``rank`` measured: it keeps up, and is expected. Too late for its moment, it is dropped."""
+        """Keep the measurements (``payload``) of ``rank`` at the step ``moment``; the rank is expected again.
+
+        They are dropped, and counted in ``dropped``, if the step was already taken.
+        """
         with self._lock:
             self._newest[rank] = moment
             if self._taken is not None and moment <= self._taken:
@@ -94,14 +104,14 @@ class Inbox:
                 self._drop(min(self._payloads))
 
     def awaited(self, moment: StepKey) -> frozenset[int]:
-        """Ranks whose share of ``moment`` is still to come."""
+        """Return the ranks whose measurements of the step ``moment`` are still expected."""
         with self._lock:
             have = self._payloads.get(moment, {})
             gone_on = {rank for rank, newest in self._newest.items() if newest >= moment}
             return frozenset(self._present - self._absent - gone_on - have.keys())
 
     def take(self, moment: StepKey) -> Mapping[int, bytes]:
-        """Payloads of ``moment``, by rank; older ones are dropped."""
+        """Remove and return the measurements of the step ``moment``, by rank; older ones are dropped."""
         with self._lock:
             for older in [other for other in self._payloads if other < moment]:
                 self._drop(older)
@@ -111,7 +121,7 @@ class Inbox:
             return found
 
     def mark_absent(self, ranks: Iterable[int]) -> None:
-        """Do not wait for ``ranks`` any more, until they send something."""
+        """Do not expect ``ranks`` any more, until they send something."""
         with self._lock:
             self._absent.update(ranks)
 
@@ -124,20 +134,23 @@ class Inbox:
 logger = logging.getLogger("rlwatch")
 CHUNK = 2**18
 SEND_S = 1.0
-"""A rank that does not take a few bytes for this long is given up, in seconds."""
+"""A rank that does not accept a few bytes for this long, in seconds, is disconnected."""
 REST_S = 0.01
-"""Rank 0 rests so long from taking connections after it sent a stranger away, in seconds: a flood of them costs its
-training next to nothing, and honest ranks, which wait in the system's queue meanwhile, little.
+"""Seconds for which rank 0 accepts no connections after it rejected one that does not belong to the run.
+
+A flood of such connections then costs its training next to nothing, and ranks of the run, which wait in the system's
+queue meanwhile, little.
 """
 FULL_S = 1.0
-"""Seconds without new connections after the process ran out of files."""
+"""Seconds without new connections after the process ran out of file descriptors."""
 
 
 class Peer:
-    """One of the other ranks, as rank 0 sees it: ``steps`` brings what it measured; over ``control`` it votes.
+    """One of the other ranks as rank 0 sees it, with its two connections.
 
-    ``silent``: it let rank 0 wait in vain, and sent nothing since. ``owing``: it was asked to a boundary that it did
-    not come to; at the earliest it could then have stopped at this one.
+    ``steps`` carries its measurements and ``control`` its votes; None until connected. ``gone``: it has disconnected.
+    ``silent``: rank 0 waited for it in vain, and it has sent nothing since. ``owing``: boundary to which it was asked
+    and did not come, or None.
     """
 
     def __init__(self, rank: int) -> None:
@@ -151,16 +164,16 @@ class Peer:
 
     @property
     def reachable(self) -> bool:
-        """True while frames can be sent to it."""
+        """Return whether messages can be sent to the rank."""
         return self.control is not None and not self.gone
 
     @property
     def waiting(self) -> bool:
-        """True while words of it wait to be taken by :meth:`next_word`."""
+        """Return whether messages of the rank wait to be read by :meth:`next_word`."""
         return not self._heard.empty()
 
     def send(self, frame: Frame) -> bool:
-        """Send a small message at once; False if it did not go out."""
+        """Send a small message to the rank at once; return False if that failed."""
         if self.control is None or self.gone:
             return False
         try:
@@ -171,12 +184,12 @@ class Peer:
         return True
 
     def receive(self, frame: Frame) -> None:
-        """Keep a word about commands; called on the hub's thread."""
+        """Keep a message of the rank about commands for :meth:`next_word`; called on the hub's thread."""
         self.silent = False
         self._heard.put(frame)
 
     def next_word(self, seconds: float) -> Frame | None:
-        """The next message of the rank; None if it is gone, or after ``seconds``."""
+        """Return the next message of the rank; None if the rank is gone, or after ``seconds``."""
         if self.gone and self._heard.empty():
             return None
         try:
@@ -185,10 +198,10 @@ class Peer:
             return None
 
     def lose(self) -> None:
-        """Close the connections of a rank that is gone, and end waiting for it.
+        """Close the connections of a rank that is gone, and end any wait for it.
 
-        The files stay open as long as this object lives: the other thread may be about to write, and their numbers
-        must not be given to something else before.
+        The sockets remain open as long as this object lives: another thread may be about to write, and their file
+        descriptors must not be reused before.
         """
         self.gone = True
         self._heard.put(None)
@@ -197,12 +210,12 @@ class Peer:
                 connection.shutdown(socket.SHUT_RDWR)  # the hub's thread then sees its end
 
     def forget(self) -> None:
-        """In a forked child: close our copies and nothing else."""
+        """In a forked child process, close the copies of the connections, without any effect on the parent's."""
         for connection in self._connections:
             connection.close()
 
     def disconnect(self) -> None:
-        """Take leave in good order."""
+        """Send the rank a message that rank 0 ends, and close the connections."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.send(Frame(FrameKind.END).packed())
@@ -215,7 +228,11 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class PendingConnection:
-    """An open connection; ``peer`` is None until its rank is identified."""
+    """An open connection to rank 0; ``peer`` is None until it has proven which rank of the run it is.
+
+    ``until``: monotonic time (seconds) by which it must have proven it. ``asked``: the challenge it was sent.
+    ``inflow``: decoder of its messages.
+    """
 
     connection: socket.socket
     until: float
@@ -225,12 +242,13 @@ class PendingConnection:
 
 
 class Admission:
-    """Connections that have not proven yet that they are of the run, and the proof. Used from one thread.
+    """Connections that have not proven yet that they belong to the run, and the check of the proof. Used from one
+    thread.
 
     Parameters
     ----------
     greeting_s
-        Longest a connection may stay open without the proof, in seconds.
+        Seconds for which a connection may stay open without the proof.
     """
 
     def __init__(self, greeting_s: float) -> None:
@@ -245,11 +263,11 @@ class Admission:
         return len(self._strangers)
 
     def waiting(self) -> list[PendingConnection]:
-        """Return those who are still to prove it, the longest connected first."""
+        """Return the connections that have not proven yet that they belong to the run, the oldest first."""
         return list(self._strangers)
 
     def challenge(self, connection: socket.socket) -> PendingConnection | None:
-        """Ask who it is; None if it has gone again."""
+        """Send a new connection a challenge that only a rank of the run can answer; None if it has closed already."""
         guest = PendingConnection(connection, time.monotonic() + self._greeting_s)
         try:
             tuned(connection).setblocking(False)
@@ -261,38 +279,43 @@ class Admission:
         return guest
 
     def overdue(self, now: float) -> list[PendingConnection]:
-        """Return those whose time is up."""
+        """Return the connections whose time for the proof is over; ``now``: monotonic time, seconds."""
         return [guest for guest in self._strangers if guest.until <= now]
 
     def identified(self, guest: PendingConnection, answer: Frame, world_size: int) -> Caller:
-        """Return which of the run's ``world_size`` ranks it is. Raises ``FrameError`` if ``answer`` proves nothing."""
+        """Return the identity of a connection that answered its challenge, one of the run's ``world_size`` ranks.
+
+        Raises ``FrameError`` if ``answer`` proves nothing.
+        """
         return identified(answer, guest.asked, self.secret, world_size)
 
     def remove(self, guest: PendingConnection) -> None:
-        """Remove a connection that is identified, or gone."""
+        """Remove a connection that is identified, or closed."""
         self._strangers.pop(guest, None)
 
 
 MOST_NOTES = 256
-"""Notes of other ranks that may wait; of more the oldest go."""
+"""Largest number of unread notes of other ranks; the oldest ones are dropped."""
 
 
 class Hub:
-    """Listens from :meth:`start` to :meth:`close`. The training thread never waits for it.
+    """Rank 0's server for the other ranks; it runs on its own thread from :meth:`start` to :meth:`close`.
+
+    The training thread never waits for it.
 
     Parameters
     ----------
     world_size
-        Ranks of the run, this one included.
+        Number of ranks of the run, with this one.
     place
-        Address to listen on. By default on the loopback, until :meth:`open_up`.
+        Address to listen on. By default the loopback, until :meth:`open_up`.
     greeting_s
-        Longest a connection may stay open without proving that it is of this run, in seconds.
+        Seconds for which a connection may stay open without proof that it belongs to this run.
 
     Raises
     ------
     LinkError
-        If it cannot listen there.
+        If it cannot listen at this address.
     """
 
     def __init__(self, world_size: int, place: ListenAddress | None = None, *, greeting_s: float = GREETING_S) -> None:
@@ -319,36 +342,38 @@ class Hub:
         self._thread = threading.Thread(target=self._loop, name="rlwatch-hub", daemon=True)
 
     def start(self) -> None:
-        """Begin to take connections."""
+        """Start the thread that accepts connections of the other ranks."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread.start()
 
     @property
     def listens_at(self) -> tuple[str, int]:
-        """Host and port of the interface it is bound to; ``0.0.0.0`` or ``::`` for all of them."""
+        """Host and port on which the server listens; the host is ``0.0.0.0`` or ``::`` for all interfaces."""
         host, port = self._listener.getsockname()[:2]
         return str(host), int(port)
 
     @property
     def secret(self) -> str:
-        """Secret that all ranks of the run share."""
+        """Secret that all ranks of the run share and that a connection must prove to know."""
         return self._admission.secret
 
     @property
     def strangers(self) -> int:
-        """Connections of those who have not proven that they are of this run."""
+        """Number of open connections that have not proven that they belong to this run."""
         return len(self._admission)
 
     @property
     def resting(self) -> bool:
-        """True while it takes no new connections, so that training keeps its time and files."""
+        """Return whether the server accepts no new connections for the moment, to spare training time and file
+        descriptors.
+        """
         return self._resting_until is not None
 
     def linked(self) -> Mapping[int, Peer]:
-        """Return the ranks that frames can be sent to.
+        """Return rank -> connection of the ranks to which messages can be sent.
 
-        A rank that has been welcomed is among them: it may come to a boundary before the hub's thread has noted its
+        A rank that was accepted is included at once: it may reach a boundary before the server's thread has noted its
         connection, and would be taken for missing.
         """
         with self._door:
@@ -358,13 +383,16 @@ class Hub:
         return {rank: peer for rank, peer in list(self.peers.items()) if peer.reachable}
 
     def ordered(self) -> tuple[Mapping[int, Peer], int]:
-        """Begin an order; returns its recipients and its number. Ranks that connect later learn that it is over."""
+        """Begin an order of rank 0; return its recipients (rank -> connection) and its number.
+
+        Ranks that connect later learn that this order is over.
+        """
         with self._door:
             self._orders += 1
             return self._reachable(), self._orders
 
     def open_up(self, deadline_s: float = 5.0) -> bool:
-        """Listen for other machines, too: one of the run's ranks is there. Whether it does after ``deadline_s``."""
+        """Listen for ranks on other machines, too; return whether that has begun after ``deadline_s`` seconds."""
         if self.address.hosts != (LOOPBACK,) or self.place.host:
             return True
         self._wanted_everywhere = True
@@ -372,7 +400,7 @@ class Hub:
         return self._everywhere.wait(deadline_s)
 
     def close(self, deadline_s: float = 1.0) -> None:
-        """Take leave of everybody, within ``deadline_s`` seconds; idempotent. Takes no lock."""
+        """Disconnect all ranks and end the thread, within ``deadline_s`` seconds; idempotent. Takes no lock."""
         if not self._closing:
             self._closing = True
             self._ring()
@@ -380,7 +408,7 @@ class Hub:
             self._thread.join(deadline_s)
 
     def forked(self) -> None:
-        """In a forked child: the connections are the parent's; close our copies, so that their end can be seen."""
+        """In a forked child process, close the copies of the connections, so that the parent's end can be noticed."""
         for connection in (self._listener, self._bell, self._rope):
             connection.close()
         for peer in self.peers.values():
@@ -409,7 +437,7 @@ class Hub:
             self._look_around()
 
     def _pause(self) -> float | None:
-        """Return the seconds until something is due without incoming data."""
+        """Return the seconds until something is due without incoming data; None: nothing is."""
         due = [guest.until for guest in self._admission.waiting()] + [self._resting_until or 0.0] * bool(
             self._resting_until
         )

@@ -1,8 +1,9 @@
-"""Limits on those who connect and have proven nothing yet: the same for every listener of rlwatch, that of the ranks,
-the dashboard, ``rlwatch serve`` and ``rlwatch export metrics``; and a log that they cannot fill.
+"""Limits on connections that have proven nothing yet, and a log that such connections cannot fill.
 
-A connection is a stranger's until it has shown a session, or a secret of the run. It has :data:`GREETING_S` seconds for
-a whole request; when more than :data:`STRANGERS` are there, the one goes that has been silent for the longest.
+Every server of rlwatch has the same limits: that of the ranks, the dashboard, ``rlwatch serve`` and ``rlwatch export
+metrics``. A connection is *unproven* until it has shown a session, or a secret of the run. It has :data:`GREETING_S`
+seconds for a whole request. If there are more than :data:`STRANGERS` of them, the one that has been silent for the
+longest is closed.
 """
 
 from __future__ import annotations
@@ -16,20 +17,17 @@ if TYPE_CHECKING:
     import asyncio
 
 GREETING_S = 10.0
-"""Longest a connection may stay open without a whole request, or without proof that it is of the run, in seconds."""
+"""Seconds for which a connection may stay open without a whole request, or without proof that it belongs to the run."""
 STRANGERS = 32
-"""Number of strangers who may be connected at a time."""
+"""Largest number of unproven connections at a time."""
 BACKLOG = 128
-"""Connections that wait in the system's queue."""
+"""Number of connections that wait in the system's queue."""
 
 
 class Strangers:
-    """Connections that have proven nothing yet. Used from one thread, or under a lock of the caller.
+    """The open connections that have proven nothing yet (no session, no secret), at most ``most`` of them.
 
-    Parameters
-    ----------
-    most
-        Number of them that may stay.
+    Used from one thread, or under a lock of the caller.
     """
 
     def __init__(self, most: int = STRANGERS) -> None:
@@ -40,25 +38,30 @@ class Strangers:
         return len(self._there)
 
     def arrived(self, who: Hashable, close: Callable[[], object]) -> None:
-        """Add a connection; if there are too many now, the one that has been silent for the longest is closed."""
+        """Add an unproven connection ``who``, which ``close()`` closes.
+
+        If there are too many now, the one that has been silent for the longest is closed.
+        """
         self._there[who] = close
         while len(self._there) > self._most:
             self._there.pop(next(iter(self._there)))()
 
     def spoke(self, who: Hashable) -> None:
-        """A request of theirs came in."""
+        """Note that a request came in on the connection ``who``, so that it counts as the last to be closed."""
         close = self._there.pop(who, None)
         if close is not None:
             self._there[who] = close
 
     def left(self, who: Hashable) -> None:
-        """They are gone, or no stranger any more."""
+        """Remove the connection ``who``, because it was closed or has proven itself."""
         self._there.pop(who, None)
 
 
 def limited(protocol: type[Any], strangers: Strangers, *, greeting_s: float = GREETING_S) -> type[Any]:
-    """The HTTP protocol class of uvicorn, with these limits. Strangers are known by the address that a scope calls
-    ``client``.
+    """Return a subclass of uvicorn's HTTP ``protocol`` class that limits unproven connections.
+
+    A connection is closed if it sends no whole request within ``greeting_s`` seconds. ``strangers`` keeps the unproven
+    connections by the address that an ASGI scope calls ``client``.
     """
 
     class Limited(protocol):  # type: ignore[misc]  # one of two of uvicorn
@@ -98,7 +101,18 @@ def limited(protocol: type[Any], strangers: Strangers, *, greeting_s: float = GR
 
 
 class Quiet(logging.Filter):
-    """Lets one record a minute through of each message that a stranger can cause, without its traceback."""
+    """Log filter that passes one record a minute of each message that unproven connections can cause, without its
+    traceback.
+
+    Parameters
+    ----------
+    starts
+        Beginnings of such messages; all other records pass.
+    every_s
+        Seconds between two records that pass.
+    clock
+        Returns monotonic seconds.
+    """
 
     def __init__(self, *starts: str, every_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -107,7 +121,7 @@ class Quiet(logging.Filter):
         self._held: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Judge one record."""
+        """Return whether a log record passes; the first one after a pause also has the number of those left out."""
         message = record.getMessage()
         start = next((each for each in self._starts if message.startswith(each)), None)
         if start is None:
@@ -134,6 +148,6 @@ _CAUSED = (
 
 
 def quiet_log() -> None:
-    """Keep the loggers of the server from being filled by strangers."""
+    """Add filters to the loggers of uvicorn and asyncio, so that unproven connections cannot fill the log."""
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(Quiet(*_CAUSED))

@@ -1,6 +1,7 @@
-"""Rounds of commands: all ranks meet at one boundary, vote, and carry a command out or not.
+"""Rounds of votes on commands: all ranks meet at one boundary of the training loop, vote, and execute a command or not.
 
-:class:`Chair` is the training thread of rank 0, :class:`WorkerMember` that of another rank.
+A boundary is a point that every rank reaches, such as the end of an optimizer step. :class:`Chair` belongs to the
+training thread of rank 0, :class:`WorkerMember` to that of another rank.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ logger = logging.getLogger("rlwatch")
 # Rank 0.
 
 ACTING_S = 1800.0
-"""Longest rank 0 waits for the others to report that they acted (a checkpoint may take its time), in seconds."""
+"""Seconds for which rank 0 waits for the other ranks to report that they acted (a checkpoint may take its time)."""
 PLACE_S = 5.0
-"""Longest rank 0 waits to hear where the others are, in seconds: their threads answer whatever training does."""
+"""Seconds for which rank 0 waits to learn where the other ranks are: their threads answer whatever training does."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """Round that rank 0 asks all ranks to at one place; ``meet`` is the earliest moment at which they meet."""
+    """One round of votes on commands; ``meet`` is the earliest boundary at which all ranks meet."""
 
     turn: int
     meet: StepKey
@@ -55,12 +56,14 @@ class _Round:
     ballot: int = 0
 
     def send(self, frame: Frame) -> None:
-        """Send a frame to all ranks that were asked."""
+        """Send a message to all ranks that were asked to this round."""
         for peer in self.asked.values():
             peer.send(frame)
 
     def next_word(self, peer: Peer, end: float, *kinds: FrameKind) -> Frame | None:
-        """Return the next frame of ``peer`` in this round; None if it is gone or sends none until ``end``."""
+        """Return the next message of ``peer`` in this round; None if it is gone or sends none until ``end`` (monotonic
+        seconds).
+        """
         while (frame := peer.next_word(end - time.monotonic())) is not None:
             if frame.turn == self.turn and frame.kind in kinds:
                 return frame
@@ -68,7 +71,22 @@ class _Round:
 
 
 class Chair:
-    """The training thread of rank 0 over a :class:`~rlwatch.link.hub.Hub`; ``rounds`` counts those it has begun."""
+    """Rank 0's side of the votes on commands: it asks all ranks to a boundary, offers commands, counts votes and
+    decides.
+
+    The training thread of rank 0 uses it, and :meth:`call` another thread. ``rounds`` counts the rounds begun.
+
+    Parameters
+    ----------
+    hub
+        The server to which the other ranks are connected.
+    patience_s
+        Seconds to wait for the other ranks to come to the boundary.
+    acting_s
+        Seconds to wait for their reports that they acted.
+    place_s
+        Seconds to wait to learn where they are.
+    """
 
     def __init__(
         self, hub: Hub, patience_s: float = PATIENCE_S, acting_s: float = ACTING_S, place_s: float = PLACE_S
@@ -88,18 +106,19 @@ class Chair:
 
     @property
     def called(self) -> bool:
-        """True while all ranks are asked to a boundary."""
+        """Return whether all ranks are asked to meet at a boundary."""
         return self._round is not None
 
     @property
     def earliest(self) -> StepKey:
-        """The first boundary that this rank has not passed."""
+        """First boundary that this rank has not passed."""
         return self._earliest
 
     def call(self) -> None:
         """Find the first boundary that no rank has passed; runs on another thread, as soon as there are commands.
 
-        All ranks meet at their next boundary. If a rank cannot come, the training thread learns so at its boundary.
+        All ranks then meet at this boundary. If a rank cannot come, the training thread learns of it at its next
+        boundary.
         """
         with self._calling:
             if self._round is None and self._order is None and not self._in_vain:
@@ -111,10 +130,19 @@ class Chair:
                     self._round = found
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """Return True if all ranks meet at this boundary, at ``step``; ``wanted``: there are commands.
+        """Return whether all ranks meet at the boundary that this rank has reached at ``step``; otherwise it is passed.
 
-        Otherwise the boundary is passed, unless this rank stays at it (it is paused). With commands rank 0 asks
-        where the others are: if one has passed already, all meet at a later boundary.
+        If there are commands, rank 0 asks where the other ranks are. If one has passed already, all meet at a later
+        boundary.
+
+        Parameters
+        ----------
+        step
+            Optimizer step of this boundary.
+        wanted
+            Whether there are commands.
+        staying
+            Whether this rank remains at the boundary (it is paused), so that it is not passed.
         """
         with self._calling:
             return self._meets(step, wanted=wanted, staying=staying)
@@ -136,17 +164,20 @@ class Chair:
         return False
 
     def leave(self) -> None:
-        """The boundary is passed."""
+        """Note that this rank has passed its boundary."""
         if self._here is not None:
             self._earliest, self._here = after(self._here), None
 
     def offer(self, body: bytes) -> None:
-        """Send the commands to the ranks that meet here."""
+        """Send the encoded commands to the ranks that meet at this boundary."""
         if self._round is not None and self._round.refusal is None:
             self._round.send(Frame(FrameKind.OFFER, self._round.meet, body, self._round.turn))
 
     def order(self, body: bytes) -> None:
-        """Send an order, usually an empty one, at a place of order; all ranks are waited for unless it is empty."""
+        """Send an order to all ranks at a point that every rank passes; usually it is empty: there is nothing to do.
+
+        For an order that is not empty, wait until all ranks are connected.
+        """
         with self._calling:
             found = self._order = self._begun(START)
         if body:
@@ -159,7 +190,11 @@ class Chair:
             )
 
     def decide(self, refusal: str | None) -> str | None:
-        """Send the verdict to all ranks and return it: None if all ranks agree, else the reason why not."""
+        """Collect the votes, send the verdict to all ranks and return it: None if all agree, else the reason for the
+        refusal.
+
+        ``refusal``: reason why rank 0 itself refuses; None: it agrees.
+        """
         under_way = self._order or self._round
         if under_way is None:
             return refusal
@@ -198,7 +233,9 @@ class Chair:
         return found
 
     def _not_coming(self, found: _Round, peer: Peer, end: float) -> str | None:
-        """Return the reason why ``peer`` will not come to a boundary soon; if there is none, store its place."""
+        """Return the reason why ``peer`` will not come to a boundary soon; None if it will, and then
+        keep its position.
+        """
         frame = None if peer.silent else found.next_word(peer, end, FrameKind.PLACE)
         if frame is None:
             peer.silent = not peer.gone
@@ -218,7 +255,7 @@ class Chair:
         return None, linked
 
     def _await_all(self) -> None:
-        """Wait for ranks that are about to link: an order can be the first thing ranks do."""
+        """Wait for ranks that are about to connect: an order can be the first thing ranks do."""
         end = time.monotonic() + self.patience_s
         while len(self._hub.linked()) < self._hub.world_size - 1 and time.monotonic() < end:
             if any(peer.gone for peer in list(self._hub.peers.values())):
@@ -232,7 +269,7 @@ class Chair:
 
     @staticmethod
     def _vote(under_way: _Round, peer: Peer, end: float) -> str | None:
-        """Return the vote of ``peer`` in this ballot: None for yes."""
+        """Return the vote of ``peer`` in this ballot: None if it agrees, else the reason."""
         while (frame := under_way.next_word(peer, end, FrameKind.VOTE, FrameKind.PASSED)) is not None:
             if frame.kind is FrameKind.PASSED:
                 return f"rank {peer.rank} had gone on already"
@@ -247,14 +284,18 @@ class Chair:
 # The other ranks.
 
 VERDICT_S = 3600.0
-"""Longest a rank waits for the verdict, in seconds: by itself it must neither act nor go on. Rank 0 may have to wait
-for others, and to finish what it is doing itself.
+"""Seconds for which a rank waits for the verdict: by itself it must neither act nor continue.
+
+Rank 0 may have to wait for other ranks, and to finish its own work.
 """
 UNDECIDED = "rank 0 gave no verdict"
 
 
 class WorkerMember:
-    """Another rank: its training thread, and a thread that listens to rank 0 for it."""
+    """Another rank's side of the votes on commands: for its training thread, with a thread that listens to rank 0.
+
+    ``patience_s``: seconds to wait for rank 0 at a boundary.
+    """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -276,7 +317,11 @@ class WorkerMember:
         self.parted = False
 
     def connected(self, connection: socket.socket, *, lap: int = 0, orders: int = 0) -> None:
-        """Rank 0 is in ``lap``, and ``orders`` have been given before it knew this rank."""
+        """Use a new connection to rank 0 and start the thread that listens to it.
+
+        ``lap``: number of times that training of rank 0 went back to an earlier step. ``orders``: number of orders that
+        rank 0 gave before this rank connected.
+        """
         with self._changed:
             self._connection, self._turn, self._meet = connection, 0, None
             self._pace.join(lap)
@@ -287,34 +332,42 @@ class WorkerMember:
 
     @property
     def here(self) -> StepKey | None:
-        """The boundary at which this rank is; None between two."""
+        """Boundary of the training loop at which this rank is; None between two boundaries."""
         return self._here
 
     @property
     def earliest(self) -> StepKey:
-        """The first boundary that this rank has not passed."""
+        """First boundary that this rank has not passed."""
         return self._earliest
 
     @property
     def called(self) -> bool:
-        """True while rank 0 asks all ranks to a boundary."""
+        """Return whether rank 0 asks all ranks to meet at a boundary."""
         return self._turn != 0
 
     @property
     def meet(self) -> StepKey | None:
-        """The boundary at which all ranks meet, once rank 0 has named it."""
+        """Boundary at which all ranks meet, once rank 0 has named it; else None."""
         return self._meet
 
     @property
     def taking_part(self) -> bool:
-        """True while this rank is in a round: it met the others, and may vote."""
+        """Return whether this rank is in a round of votes: it met the other ranks, and may vote."""
         return self._mine != 0
 
     def meets(self, step: int, *, wanted: bool = False, staying: bool = False) -> bool:
-        """Return True if all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.
+        """Return whether all ranks meet at the boundary that this rank has reached at ``step``; otherwise it is passed.
 
-        It waits only while rank 0 is about to send the boundary where all meet; with ``wanted``, also if this rank
-        knows as well as rank 0 that something is due here.
+        It waits only while rank 0 is about to name the boundary at which all meet.
+
+        Parameters
+        ----------
+        step
+            Optimizer step of this boundary.
+        wanted
+            Whether this rank knows as well as rank 0 that something is due here; then it waits for rank 0.
+        staying
+            Whether this rank remains at the boundary (it is paused), so that it is not passed.
         """
         passed = 0
         with self._changed:
@@ -337,12 +390,14 @@ class WorkerMember:
         return False
 
     def leave(self) -> None:
-        """The boundary is passed."""
+        """Note that this rank has passed its boundary."""
         with self._changed:
             self._pass()
 
     def offered(self) -> bytes:
-        """Return rank 0's commands at a common boundary; empty if there are none, or if rank 0 does not come."""
+        """Return rank 0's encoded commands at a common boundary; empty if there are none, or if rank 0
+        does not come.
+        """
         with self._changed:
             frame = self._hear(self.patience_s, FrameKind.OFFER)
             if frame is None:
@@ -353,7 +408,7 @@ class WorkerMember:
             return b"" if frame is None else frame.body
 
     def ordered(self) -> bytes:
-        """Return rank 0's order at a place of order, usually empty."""
+        """Wait for rank 0's order at a point that every rank passes, and return it; it is usually empty."""
         with self._changed:
             number = self._order + 1
             patience = self.patience_s if self._hoping else 0.0
@@ -370,14 +425,18 @@ class WorkerMember:
         return number in self._orders or number <= self._orders_over or lost or self.parted
 
     def over(self) -> None:
-        """Leave the round; rank 0 learns so, if it still waits for a word."""
+        """Leave the round of votes; if rank 0 still waits for this rank, it is informed."""
         with self._changed:
             turn, self._mine = self._mine, 0
         if turn:
             self._send(Frame(FrameKind.PASSED, turn=turn))
 
     def vote(self, refusal: str | None) -> str | None:
-        """Send rank 0 whether this rank can and did act; returns the verdict: None, or a refusal."""
+        """Send rank 0 the vote of this rank and return the verdict: None if all ranks agree, else the reason for the
+        refusal.
+
+        ``refusal``: reason why this rank cannot, or could not, execute the command; None: it agrees.
+        """
         if not self._mine:
             return refusal or UNDECIDED
         self._ballot += 1
@@ -391,18 +450,18 @@ class WorkerMember:
         return refusal or UNDECIDED
 
     def disconnect(self) -> None:
-        """Go in good order."""
+        """Send rank 0 a message that this rank ends, and close the connection."""
         self._send(Frame(FrameKind.END))
         self.close()
 
     def deserted(self) -> None:
-        """There is no rank 0 to wait for, and will be none."""
+        """Note that there is no rank 0 to wait for, and that there will be none."""
         with self._changed:
             self.parted = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the connection; rank 0 notices."""
+        """Close the connection to rank 0, which notices it."""
         self.open = False
         connection = self._connection
         if connection is not None:
@@ -411,7 +470,7 @@ class WorkerMember:
             connection.close()
 
     def forked(self) -> None:
-        """In a forked child: close our copy and nothing else."""
+        """In a forked child process, close the copy of the connection, without any effect on the parent's."""
         self.open = False
         if self._connection is not None:
             self._connection.close()
@@ -421,7 +480,7 @@ class WorkerMember:
             self._earliest, self._here = after(self._here), None
 
     def _until(self, condition: Callable[[], bool], seconds: float, *, though_closed: bool = False) -> bool:
-        """Wait, with the lock, for what the listening thread does; whether it did."""
+        """Wait, with the lock, until ``condition`` holds by the listening thread's work; return whether it does."""
         done = self._changed.wait_for(
             lambda: condition() or not (self.open or though_closed), max(0.0, min(seconds, threading.TIMEOUT_MAX))
         )
@@ -468,7 +527,7 @@ class WorkerMember:
                     self._send(answer)
 
     def _take(self, frame: Frame) -> Frame | None:
-        """Store a frame of rank 0; returns the answer it gets at once, if any."""
+        """Store a message of rank 0; return the answer that it gets at once, or None."""
         answer = None
         with self._changed:
             if frame.kind is FrameKind.ASK:

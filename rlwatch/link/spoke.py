@@ -1,4 +1,6 @@
-"""The end of another rank: a thread that finds rank 0, stays linked to it and sends what this rank measures."""
+"""Another rank's end of the connection to rank 0: a thread that finds rank 0, stays connected and
+sends measurements.
+"""
 
 from __future__ import annotations
 
@@ -34,36 +36,45 @@ INTERVAL_S = 0.1
 SEND_S = 60.0
 WELCOME_S = 10.0
 HOPE_S = 60.0
-"""A rank that has looked for rank 0 this long measures nothing until it has found it, in seconds; it looks on."""
+"""A rank that has looked for rank 0 for this many seconds measures nothing until it has found it; it
+continues to look.
+"""
 RETRY_S = (0.02, 5.0)
-"""Seconds until it looks again: at first, and at most."""
+"""Seconds until the next attempt to find rank 0: at first, and at most."""
 LAST_S = 2.0
-"""Longest a rank that ends looks for rank 0, which it never found or has lost, in seconds."""
+"""Seconds for which a rank that ends looks for a rank 0 that it never found or has lost."""
 APART = "rank %d is not linked to rank 0: its share of the batch is not measured, and commands are refused (%s)"
 
 
 class NobodyError(RLWatchError):
-    """There is no rank 0 to be found, and will be none."""
+    """There is no rank 0 to be found, and there will be none."""
 
 
 class WorkerClient:
-    """Looks for rank 0 from :meth:`start` on, and again when the connection is lost. Training waits for none of it.
+    """Client of a rank other than 0: finds rank 0, keeps a connection to it, and sends this rank's measurements.
+
+    It runs on a thread from :meth:`start` on, and connects again when the connection is lost. Training never waits for
+    it.
 
     Parameters
     ----------
+    rank
+        This rank.
     find
         Returns the address of rank 0, or None if it is not known yet. Raises ``NobodyError`` if that will not change,
         and ``RLWatchError`` if it cannot be read.
     take
-        Removes and returns what waits to be sent: (moment, encode) pairs, oldest first; ``encode()`` gives the bytes.
+        Removes and returns the measurements to be sent, oldest first: (step, encode) pairs; ``encode()`` returns the
+        bytes.
     lost
         Called with the number of steps that could not be sent.
     joined
-        Called with the lap rank 0 is in, whenever a connection is made.
+        Called whenever a connection is made, with the number of times that training of rank 0 went back to an earlier
+        step.
     hope_s
-        A rank that has looked for rank 0 this long measures nothing until it has found it, in seconds; it looks on.
+        A rank that has looked for rank 0 for this many seconds measures nothing until it has found it.
     notes
-        Called many times a second: returns this rank's note. It is not sent while there is no link.
+        Called many times a second: returns the notes of this rank. They are dropped while there is no connection.
     """
 
     def __init__(
@@ -98,23 +109,25 @@ class WorkerClient:
         self._thread = threading.Thread(target=self._loop, name="rlwatch-spoke", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for rank 0."""
+        """Start the thread that looks for rank 0."""
         self._thread.start()
 
     @property
     def live(self) -> bool:
-        """True while rank 0 takes what this rank measures, or may soon."""
+        """Return whether rank 0 receives what this rank measures, or may soon."""
         if self._over:
             return False
         return self._steps is not None or time.monotonic() - self._since < self._hope_s
 
     def settled(self, deadline_s: float) -> bool:
-        """Wait until it is known whether there is a link; whether there is one."""
+        """Wait up to ``deadline_s`` seconds until it is known whether rank 0 can be reached; return whether it is
+        connected.
+        """
         self._settled.wait(deadline_s)
         return self._steps is not None
 
     def close(self, deadline_s: float) -> bool:
-        """Send what waits, leave and end the thread; False when ``deadline_s`` seconds were not enough.
+        """Send what is waiting, disconnect and end the thread; return False if ``deadline_s`` seconds were not enough.
 
         Safe in a signal handler: it takes no lock that an interrupted thread could hold.
         """
@@ -124,13 +137,13 @@ class WorkerClient:
         return not self._thread.is_alive()
 
     def forked(self) -> None:
-        """In a forked child: the connections are the parent's; close our copies."""
+        """In a forked child process, close the copies of the connections, without any effect on the parent's."""
         if self._steps is not None:
             self._steps.close()
         self.member.forked()
 
     def _loop(self) -> None:
-        """Run the thread; it may neither end training nor keep it waiting."""
+        """Run the thread; its errors neither end training nor delay it."""
         sheltered(
             self._work, lambda error: log_message(logging.WARNING, "the link to rank 0 failed: %s", described(error))
         )
@@ -225,7 +238,7 @@ class WorkerClient:
                 self._lose(str(error))
 
     def _send(self, moment: StepKey, encode: Callable[[], bytes]) -> None:
-        """Send a step; one that cannot be sent is counted and dropped."""
+        """Send the measurements of a step; those that cannot be sent are counted and dropped."""
 
         def unread(error: Exception) -> None:
             log_message(logging.WARNING, "a step could not be sent to rank 0: %s", described(error))
@@ -274,7 +287,11 @@ class WorkerClient:
 
 
 def introduced(rank: int, address: HubAddress, role: str) -> tuple[socket.socket, int, int]:
-    """A connection whose ends have both proven to be of the run, and (lap, orders) of rank 0. Raises ``LinkError``."""
+    """Connect to rank 0 at ``address`` as ``rank``; both ends prove that they know the secret of the run.
+
+    ``role``: ``"steps"`` or ``"control"``. Returns the socket, the number of times that training of rank 0 went back to
+    an earlier step, and the number of its orders. Raises ``LinkError``.
+    """
     secret = address.secret
     connection = connect(address)
     caller = Caller(rank, role, challenge())
@@ -302,7 +319,7 @@ def _next(connection: socket.socket, inflow: FrameDecoder, end: float) -> Frame:
 
 
 def _taken_leave(connection: socket.socket) -> bool:
-    """Return True if rank 0 left in good order."""
+    """Return True if rank 0 sent a message that it ends."""
     with contextlib.suppress(OSError, FrameError):
         return _next(connection, FrameDecoder(), time.monotonic() + INTERVAL_S).kind is FrameKind.END
     return False

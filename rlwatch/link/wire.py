@@ -1,4 +1,4 @@
-"""Messages between ranks: frames, the moments they speak of, the greeting, and the connections they travel over."""
+"""Messages between ranks: their encoding, the steps they refer to, the proof of identity, and the TCP connections."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from rlwatch.errors import ConfigError, RLWatchError
 
 
 class StepKey(NamedTuple):
-    """Ordered as they happen. ``lap`` counts how often steps went back (training began anew), ``again`` how often the
-    same step came.
+    """A visit of a training loop to a step; visits compare in the order in which they happen.
+
+    ``lap``: number of times that steps went back before (training began anew). ``step``: the optimizer step. ``again``:
+    number of earlier visits to the same step in a row.
     """
 
     lap: int
@@ -34,7 +36,7 @@ START = StepKey(0, 0, 0)
 
 
 class StepKeyCounter:
-    """Turns the steps of one rank, in the order they come, into moments.
+    """Counter that turns the steps of one rank, in the order in which they come, into unique ordered keys.
 
     >>> pace = StepKeyCounter()
     >>> [tuple(pace.next(step)) for step in (1, 2, 2, 1)]
@@ -46,7 +48,7 @@ class StepKeyCounter:
         self._lap = 0
 
     def next(self, step: int) -> StepKey:
-        """The moment of ``step`` (>= 0), which comes now."""
+        """Return the key of ``step`` (>= 0), which the training loop has just reached."""
         last = self._last
         if last is None or last.lap < self._lap or step > last.step:
             moment = StepKey(self._lap, step, 0)
@@ -64,21 +66,23 @@ class StepKeyCounter:
         return self._lap
 
     def join(self, lap: int) -> None:
-        """The others are in ``lap``: a rank that comes late counts on from there."""
+        """Continue from ``lap``, the number of times that steps of the other ranks went back: this
+        rank connects late.
+        """
         self._lap = max(self._lap, lap)
 
 
 # A frame: a kind, the number of a round, a moment and some bytes.
 
 LARGEST = 256 * 2**20
-"""No body is longer, in bytes."""
+"""Largest length of a message body, in bytes."""
 SMALL = 2**20
-"""No body about commands is longer, in bytes."""
+"""Largest length of the body of a message about commands, in bytes."""
 _HEAD = struct.Struct("!BIIQII")
 
 
 class FrameKind(IntEnum):
-    """Kinds of frames."""
+    """Kinds of messages between rank 0 and the other ranks."""
 
     CHALLENGE = 1  # rank 0 to a new connection: prove that you know the secret
     ANSWER = 2  # the caller: who it is, its proof, and its own challenge
@@ -101,12 +105,16 @@ _KINDS = frozenset(map(int, FrameKind))
 
 
 class FrameError(RLWatchError):
-    """Bytes that came over a connection and are no frame of ours."""
+    """Bytes that came over a connection and are no message of rlwatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message; ``turn`` is the number of the round it belongs to, 0 for none."""
+    """One message between ranks.
+
+    ``kind``: its kind. ``moment``: the step it refers to. ``body``: its content as bytes. ``turn``: number of the round
+    of votes it belongs to, 0 for none.
+    """
 
     kind: FrameKind
     moment: StepKey = START
@@ -114,21 +122,26 @@ class Frame:
     turn: int = 0
 
     def packed(self, largest: int = LARGEST) -> bytes:
-        """Encode the frame. Raises ``FrameError`` for a body of more than ``largest`` bytes, which none accepts."""
+        """Encode the message as bytes. Raises ``FrameError`` for a body of more than ``largest`` bytes, which no rank
+        accepts.
+        """
         if len(self.body) > largest:
             raise FrameError(f"a message of {len(self.body)} bytes is too long; at most {largest} can be sent")
         return _HEAD.pack(self.kind, self.turn, *self.moment, len(self.body)) + self.body
 
 
 class FrameDecoder:
-    """Puts the bytes of one connection together to frames."""
+    """Decoder that assembles the bytes of one connection into messages.
+
+    ``largest``: largest accepted length of a message body, in bytes.
+    """
 
     def __init__(self, largest: int = LARGEST) -> None:
         self.largest = largest
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that ``data`` completes. Raises ``FrameError`` for invalid data."""
+        """Add received bytes and yield the messages that they complete. Raises ``FrameError`` for invalid data."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             kind, turn, lap, step, again, length = _HEAD.unpack_from(self._bytes)
@@ -145,23 +158,26 @@ class FrameDecoder:
 # Ballots: the words of a round of commands that both ends speak.
 
 PATIENCE_S = 60.0
-"""Longest a rank waits for others to come to where all meet, in seconds."""
+"""Seconds for which a rank waits for other ranks to come to the boundary where all meet."""
 NEW = b"new"
-"""Position of a rank that has not come to any boundary yet."""
+"""Position of a rank that has not reached any boundary yet."""
 
 
 def after(moment: StepKey) -> StepKey:
-    """The moment that follows at the same step."""
+    """Return the key of the next visit to the same step."""
     return moment._replace(again=moment.again + 1)
 
 
 def ballot_body(ballot: int, refusal: str | None) -> bytes:
-    """A vote or a verdict on the ``ballot``-th question of a round."""
+    """Encode a vote or a verdict on the ``ballot``-th question of a round; ``refusal``: the reason, None: agreed."""
     return json.dumps([ballot, refusal]).encode()
 
 
 def read_ballot(body: bytes) -> tuple[int, str | None]:
-    """Ballot and refusal of a vote or a verdict; (0, None), which is no ballot, for anything else."""
+    """Decode a vote or a verdict: the number of the question, and the reason for a refusal or None.
+
+    Returns (0, None), which is no valid number, for any other content.
+    """
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -179,25 +195,31 @@ def read_ballot(body: bytes) -> tuple[int, str | None]:
 # with MD5 before Python 3.12, which machines in FIPS mode do not have.
 
 STRANGERS_BYTES = 1024
-"""Longest message from a connection that has proven nothing yet."""
+"""Largest length, in bytes, of a message from a connection that has proven nothing yet."""
 ROLES = ("steps", "control")
 
 
 def challenge() -> str:
-    """Return random text that was never used before."""
+    """Return a random text that was never used before, for a proof of identity."""
     return secrets.token_hex(32)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Identity of a caller: its rank, the connection's role, and its own challenge."""
+    """Identity of a rank that connects to rank 0.
+
+    ``rank``: the rank. ``role``: purpose of the connection, ``"steps"`` or ``"control"``. ``nonce``: the rank's own
+    challenge to rank 0.
+    """
 
     rank: int
     role: str
     nonce: str
 
     def answer(self, asked: str, secret: str) -> Frame:
-        """Return the answer to the challenge ``asked`` of rank 0."""
+        """Return the answer to rank 0's challenge ``asked``: a proof that this rank knows ``secret``, and its own
+        challenge.
+        """
         words = {
             "rank": self.rank,
             "role": self.role,
@@ -207,12 +229,19 @@ class Caller:
         return Frame(FrameKind.ANSWER, body=json.dumps(words).encode())
 
     def welcome(self, asked: str, secret: str, *, lap: int, orders: int) -> Frame:
-        """Rank 0's answer in turn, and where it is."""
+        """Return rank 0's answer to the rank's challenge: a proof that it knows ``secret``, and its position.
+
+        ``lap``: number of times that its steps went back. ``orders``: number of its orders so far.
+        """
         words = {"proof": self.proof("rank 0", asked, secret), "lap": lap, "orders": orders}
         return Frame(FrameKind.WELCOME, body=json.dumps(words).encode())
 
     def welcomed(self, frame: Frame, asked: str, secret: str) -> tuple[int, int]:
-        """(lap, orders) of rank 0. Raises ``FrameError`` if it has not proven that it knows the secret."""
+        """Check rank 0's answer and return its position: the number of times that its steps went back, and of its
+        orders.
+
+        ``asked``: rank 0's challenge. Raises ``FrameError`` if it has not proven that it knows the secret.
+        """
         try:
             words = json.loads(frame.body)
             proof, lap, orders = str(words["proof"]), int(words["lap"]), int(words["orders"])
@@ -223,20 +252,25 @@ class Caller:
         return lap, orders
 
     def proof(self, speaker: str, asked: str, secret: str) -> str:
-        """That ``speaker`` knows the secret and has heard all of this."""
+        """Return the proof that ``speaker`` knows the secret: an HMAC-SHA256 over both challenges and this identity,
+        in hex.
+        """
         words = json.dumps([speaker, self.rank, self.role, asked, self.nonce]).encode()
         return hmac.digest(secret.encode(), words, "sha256").hex()
 
 
 def asking(frame: Frame) -> str:
-    """The challenge of rank 0. Raises ``FrameError`` for anything else."""
+    """Return the challenge in a message of rank 0. Raises ``FrameError`` for any other message."""
     if frame.kind is not FrameKind.CHALLENGE or len(frame.body) != len(challenge()):
         raise FrameError("whoever listens there is no rank 0 of rlwatch")
     return frame.body.decode("ascii", "replace")
 
 
 def identified(frame: Frame, asked: str, secret: str, world_size: int) -> Caller:
-    """Return the caller that answered the challenge ``asked``. Raises ``FrameError`` if it is not of this run."""
+    """Return the identity of the rank that answered the challenge ``asked``.
+
+    ``frame``: its answer. ``world_size``: number of ranks. Raises ``FrameError`` if it does not belong to the run.
+    """
     try:
         words = json.loads(frame.body)
         caller = Caller(int(words["rank"]), str(words["role"]), str(words["nonce"]))
@@ -258,7 +292,9 @@ def _same(one: str, other: str) -> bool:
 
 LOOPBACK = "127.0.0.1"
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 35_000))
-"""A machine that vanishes without a word is noticed after 35 seconds (where the system can do that)."""
+"""A machine that disappears without closing its connections is noticed after 35 seconds (where the
+system supports it).
+"""
 CONNECT_S = 5.0
 BACKLOG = 1024
 HOST_VARIABLE, PORT_VARIABLE, SECRET_VARIABLE = "RLWATCH_LINK_HOST", "RLWATCH_LINK_PORT", "RLWATCH_LINK_SECRET"
@@ -266,13 +302,14 @@ LEAST_SECRET = 16
 
 
 class LinkError(RLWatchError):
-    """Two ranks cannot reach each other."""
+    """Two ranks cannot reach each other over the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Place for rank 0 to listen: an interface (empty: on the loopback, until a rank of another machine asks for
-    more), and on which port (0: any that is free).
+    """Address on which rank 0 listens for the other ranks.
+
+    ``host``: interface; empty: the loopback, until a rank on another machine needs more. ``port``: 0: any free port.
     """
 
     host: str = ""
@@ -280,9 +317,9 @@ class ListenAddress:
 
     @classmethod
     def of(cls, link: str | None) -> ListenAddress:
-        """Parse ``link`` (``HOST:PORT``, ``HOST`` or ``:PORT``); by default read the environment.
+        """Parse the setting ``link`` (``HOST:PORT``, ``HOST`` or ``:PORT``); by default read the environment.
 
-        The variables are ``RLWATCH_LINK_HOST`` and ``RLWATCH_LINK_PORT``. Raises ``ConfigError``.
+        The variables are ``RLWATCH_LINK_HOST`` and ``RLWATCH_LINK_PORT``. Raises ``ConfigError`` for an invalid port.
         """
         if link is None:
             host, port, name = os.environ.get(HOST_VARIABLE, ""), os.environ.get(PORT_VARIABLE, ""), PORT_VARIABLE
@@ -296,10 +333,10 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """Address of rank 0's hub.
+    """Address at which the other ranks reach rank 0.
 
-    ``hosts`` are names of one machine; ``machine`` identifies its own processes; ``token`` is the run's secret, empty
-    if every rank has it from its environment.
+    ``hosts``: names of rank 0's machine. ``port``: its TCP port. ``machine``: identifier shared by processes on that
+    machine. ``token``: the run's secret, empty if every rank has it from its environment.
     """
 
     machine: str
@@ -309,22 +346,22 @@ class HubAddress:
 
     @property
     def near(self) -> bool:
-        """True where the loopback leads there."""
+        """Return whether rank 0 is on this machine, so that the loopback reaches it."""
         return self.machine == this_machine()
 
     @property
     def within_reach(self) -> bool:
-        """True where rank 0 listens so that this process could connect."""
+        """Return whether rank 0 listens on an interface that this process could connect to."""
         return self.near or self.hosts != (LOOPBACK,)
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Hosts to try in turn: on the same machine the loopback first."""
+        """Hosts to try in turn; if rank 0 is on this machine, the loopback first."""
         return tuple(dict.fromkeys(((LOOPBACK,) if self.near else ()) + self.hosts))
 
     @property
     def secret(self) -> str:
-        """The run's secret. Raises ``LinkError`` if it should be in the environment and is not."""
+        """Secret of the run. Raises ``LinkError`` if it should be in the environment and is not."""
         found = self.token or own_secret()
         if not found:
             raise LinkError(
@@ -338,7 +375,7 @@ class HubAddress:
 
     @classmethod
     def from_text(cls, text: str) -> HubAddress:
-        """Raises ``ConfigError`` if ``text`` is not what :meth:`to_text` writes."""
+        """Parse an address that :meth:`to_text` wrote. Raises ``ConfigError`` for any other text."""
         try:
             found = json.loads(text)
             hosts = tuple(map(str, found["hosts"]))
@@ -348,7 +385,9 @@ class HubAddress:
 
 
 def own_secret() -> str:
-    """Secret of ``RLWATCH_LINK_SECRET``, empty if none. Raises ``ConfigError`` for one that could be guessed."""
+    """Return the secret in ``RLWATCH_LINK_SECRET``, or an empty text. Raises ``ConfigError`` for one that could be
+    guessed.
+    """
     found = os.environ.get(SECRET_VARIABLE, "")
     if found and len(found) < LEAST_SECRET:
         raise ConfigError(f"{SECRET_VARIABLE} must have at least {LEAST_SECRET} characters, got {len(found)}")
@@ -356,7 +395,7 @@ def own_secret() -> str:
 
 
 def this_machine() -> str:
-    """The same for processes that share a loopback and for no others."""
+    """Return an identifier that is the same for processes that share a loopback, and different for all others."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"  # a container has a network of its own
@@ -365,7 +404,7 @@ def this_machine() -> str:
 
 
 def listen(place: ListenAddress, *, everywhere: bool = False) -> socket.socket:
-    """A listening socket at ``place``, or on every interface. Raises ``LinkError``."""
+    """Return a socket that listens at ``place``, or on every interface. Raises ``LinkError``."""
     host = place.host or ("" if everywhere else LOOPBACK)
     try:
         if not host and socket.has_dualstack_ipv6():
@@ -382,7 +421,7 @@ def listen(place: ListenAddress, *, everywhere: bool = False) -> socket.socket:
 
 
 def names_of(place: ListenAddress, listener: socket.socket) -> tuple[str, ...]:
-    """The hosts under which others reach ``listener``."""
+    """Return the hosts under which other machines reach the socket ``listener``, which was bound to ``place``."""
     bound = str(listener.getsockname()[0])
     if bound == LOOPBACK:
         return (LOOPBACK,)
@@ -392,7 +431,7 @@ def names_of(place: ListenAddress, listener: socket.socket) -> tuple[str, ...]:
 
 
 def connect(address: HubAddress) -> socket.socket:
-    """A connection to the first candidate that answers. Raises ``LinkError`` naming what was tried."""
+    """Return a connection to the first host of ``address`` that answers. Raises ``LinkError`` with the hosts tried."""
     failures = []
     for host in address.candidates:
         try:
@@ -405,7 +444,7 @@ def connect(address: HubAddress) -> socket.socket:
 
 
 def tuned(connection: socket.socket) -> socket.socket:
-    """Without delay for small messages, with a heartbeat of the system's own."""
+    """Return the connection with its options set: no delay for small messages, and the system's keep-alive."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
@@ -415,7 +454,7 @@ def tuned(connection: socket.socket) -> socket.socket:
 
 
 def send_all(connection: socket.socket, data: bytes, deadline_s: float) -> None:
-    """Send everything within ``deadline_s`` seconds, whether the socket blocks or not. Raises ``OSError``."""
+    """Send all of ``data`` within ``deadline_s`` seconds, whether the socket blocks or not. Raises ``OSError``."""
     end, view = time.monotonic() + deadline_s, memoryview(data)
     while view:
         try:
@@ -433,7 +472,7 @@ def _wait_writable(connection: socket.socket, seconds: float) -> None:
 
 
 def _outward() -> str:
-    """Return the address others see; nothing is sent to find it. Empty if there is no way out."""
+    """Return the address that other machines see, without sending anything. Empty if there is no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): no host has it
