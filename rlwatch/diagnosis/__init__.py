@@ -1,4 +1,4 @@
-"""From findings to causes, and from causes to recommended actions."""
+"""Diagnosis of a run: from findings (detected problems) to likely causes, and from causes to recommended actions."""
 
 from rlwatch.diagnosis.actions import Action, Advice, Strength, advice, kinds
 from rlwatch.diagnosis.diagnose import Cause, Confidence, Diagnosis, Evidence, Nature, diagnose

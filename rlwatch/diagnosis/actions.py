@@ -11,7 +11,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
 
 OWN = "rlwatch"
-"""Key of options that rlwatch itself offers, shown for every trainer."""
+"""Key of the options that rlwatch itself offers, which are shown for every trainer."""
 RESET = "reset-reference"
 """The action that is never advised in a collapse."""
 
@@ -31,11 +31,21 @@ class Strength(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One recommended action.
+    """One recommended action against a failure of training.
 
-    ``options`` maps a trainer (``"trl"``, ``"verl"``, ``"openrlhf"``, or ``"rlwatch"`` for rlwatch's own commands and
-    calls) to the setting to change, with option names in backticks. ``evidence`` describes what was measured or
-    published, including evidence against the action.
+    Parameters
+    ----------
+    id, name, what
+        Id, short name, and description.
+    options
+        Trainer (``"trl"``, ``"verl"``, ``"openrlhf"``, or ``"rlwatch"`` for rlwatch's own commands and calls) -> the
+        setting to change, with option names in backticks.
+    source
+        Paper, issue or measurement on which it is based.
+    strength
+        Strength of the evidence.
+    evidence
+        Description of what was measured or published, including evidence against the action.
     """
 
     id: str
@@ -47,7 +57,7 @@ class Action:
     evidence: str = ""
 
     def to_dict(self) -> dict[str, JSON]:
-        """Plain values."""
+        """Return the action as plain values for JSON, without its id."""
         return {
             "name": self.name,
             "what": self.what,
@@ -60,7 +70,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The meaning of a kind of finding, and the actions against it, the most useful first."""
+    """The meaning of one kind of finding (detected problem), and the actions against it, the most useful first."""
 
     kind: str
     title: str
@@ -68,7 +78,7 @@ class Advice:
     actions: tuple[Action, ...] = field(default_factory=tuple)
 
     def to_dict(self) -> dict[str, JSON]:
-        """Plain values."""
+        """Return the advice as plain values for JSON."""
         return {
             "kind": self.kind,
             "title": self.title,
@@ -78,15 +88,20 @@ class Advice:
 
 
 def advice(kind: str, source: str = "") -> Advice | None:
-    """Advice on a kind of finding; None for a kind the catalogue does not have.
+    """Return the meaning of a kind of finding and the actions against it; None for a kind that the catalogue lacks.
 
     Parameters
     ----------
     kind
-        ``Finding.kind``.
+        ``Finding.kind``, or the name of a setting in the catalogue.
     source
-        The trainer (``RunInfo.source``: ``"trl/grpo"``, ``"verl"``, ``"openrlhf"``): only its option names are
-        given. Empty or unknown: those of all.
+        The trainer (``RunInfo.source``: ``"trl/grpo"``, ``"verl"``, ``"openrlhf"``); only its option names are
+        returned. Empty or unknown: the option names of all trainers.
+
+    Raises
+    ------
+    ConfigError
+        If the catalogue refers to an action that it does not describe.
 
     >>> advice("mismatch_growth", "verl").actions[1].options["verl"].split("`")[1]
     'actor_rollout_ref.actor.optim.lr'
@@ -106,7 +121,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def _action(entry: catalogue.FindingKind | catalogue.Knob, used: Mapping[str, str], source: str) -> Action:
-    """Return the action of a table entry, with the texts of the kind that uses it where those differ."""
+    """Return an action of the catalogue, with the texts of the kind that uses it where those differ."""
     known = catalogue.actions().get(used["action"])
     if known is None:
         raise ConfigError(f"the catalogue: {entry.name} uses the action {used['action']!r}, which nothing describes")

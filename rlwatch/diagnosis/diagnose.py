@@ -1,4 +1,8 @@
-"""Rank the causes of a run's findings, each with evidence and advice. Pure, causal, deterministic."""
+"""Ranking of the likely causes of a run's findings, each with evidence and advice.
+
+Pure functions: the result depends only on the arguments, and never on data after the step of the diagnosis. A *sign* is
+one beginning of one kind of finding; a *chain* is a sign that nothing earlier explains, with its known effects.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Sev
 from rlwatch.wording import number
 
 PASSED = 3
-"""Number of earlier signs of a kind without consequence from which another one is weak evidence."""
+"""Number of earlier signs of a kind without consequence from which on another one is weak evidence."""
 
 
 class Confidence(StrEnum):
@@ -31,12 +35,12 @@ class Confidence(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Return 2, 1 or 0, for comparison."""
+        """Confidence as a number for comparison: 2 for strong, 1 for plausible, 0 for weak."""
         return ("weak", "plausible", "strong").index(self.value)
 
     @property
     def words(self) -> str:
-        """Return ``high confidence``, ``medium confidence`` or ``low confidence``."""
+        """Text for people: ``high confidence``, ``medium confidence`` or ``low confidence``."""
         return ("low confidence", "medium confidence", "high confidence")[self.rank]
 
 
@@ -54,7 +58,23 @@ class Nature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One entry of a cause's timeline: a sign, or an event of the run (``kind`` is then that of the event)."""
+    """One entry in the timeline of a cause: a finding that began, or an event of the run.
+
+    Parameters
+    ----------
+    step
+        Step at which it began or happened.
+    text
+        Description for people.
+    kind
+        Kind of the finding or event, or name of a changed setting.
+    severity
+        Severity of the finding; None for an event or a setting.
+    seen_step
+        Step at which the finding was reported; None for others.
+    metric, message
+        Metric of the finding and its own message.
+    """
 
     step: int
     text: str
@@ -65,7 +85,7 @@ class Evidence:
     message: str = ""
 
     def to_dict(self) -> dict[str, JSON]:
-        """Plain values."""
+        """Return the entry as plain values for JSON."""
         return {
             "step": self.step,
             "text": self.text,
@@ -79,13 +99,35 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A possible cause of the failure, or the symptom that came first.
+    """A possible cause of a run's failure, or the symptom that came first.
 
-    ``kind``: that of the first sign, or the name of the changed setting. ``knob``: the setting, or the usual one behind
-    a mechanism ("": none is known). ``onset_step`` is never later than that of an effect. ``summary``: the chain in one
-    sentence. ``why``: the reasons for ``sure``. ``symptoms``: the kinds that followed. ``withheld``: the advice that
-    was left out, and the reason. ``nature`` is never ``unknown``. ``mismatch``: the cause of a mismatch of trainer and
-    rollout engine that the shape of the gap shows, ``not separable``, or "" for other causes.
+    Parameters
+    ----------
+    kind
+        Kind of the first finding, or the name of the changed setting.
+    title
+        Name for people.
+    onset_step
+        Step at which it began, never later than that of an effect.
+    sure, why
+        Confidence, and the reasons for it.
+    summary
+        The chain of events in one sentence.
+    evidence
+        Timeline of findings and events.
+    symptoms
+        Kinds of the findings that followed.
+    actions
+        Recommended actions, in order.
+    withheld
+        Advice that was left out, and the reason; empty if none.
+    knob
+        Setting that changed, or that usually is behind such a mechanism; empty if none is known.
+    nature
+        ``cause`` or ``symptom``, never ``unknown``.
+    mismatch
+        For a mismatch between trainer and rollout engine: its cause as the shape of the gap shows it, or ``not
+        separable``; empty for other causes.
     """
 
     kind: str
@@ -104,11 +146,11 @@ class Cause:
 
     @property
     def separated(self) -> bool:
-        """Return whether it is a mismatch whose own cause is named."""
+        """Return whether this is a mismatch between trainer and rollout engine whose own cause is known."""
         return self.mismatch not in ("", MismatchCause.UNCLEAR)
 
     def to_dict(self) -> dict[str, JSON]:
-        """Plain values."""
+        """Return the cause as plain values for JSON."""
         return {
             "kind": self.kind,
             "nature": self.nature.value,
@@ -128,10 +170,20 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class CauseCase:
-    """The evidence for one cause: its chains (one for each time it began) and facts that weigh for or against it.
+    """The evidence for one possible cause: its chains of findings, and facts that weigh for or against it.
 
-    ``passed``: signs of the same cause that nothing followed. ``rivals``: titles of causes that also explain one of its
-    effects and began at about the same time.
+    Parameters
+    ----------
+    chain
+        First finding and its effects, where the cause explains most.
+    also
+        Further chains of the same cause that began at about the same time.
+    passed
+        Number of earlier signs of this cause that no effect followed.
+    rivals
+        Titles of other causes that also explain one of its effects and began at about the same time.
+    slack
+        Error of the steps at which findings begin, in steps.
     """
 
     chain: Chain
@@ -142,16 +194,18 @@ class CauseCase:
 
     @property
     def bad(self) -> bool:
-        """Return whether it is more than a remark."""
+        """Return whether any finding of the chain is more than a remark (severity info)."""
         return any(sign.bad for sign in (self.chain.root, *self.chain.effects))
 
     @property
     def clear(self) -> list[Sign]:
-        """Return the bad effects whose onset is later than the root's by more than the error of onsets."""
+        """Effects of severity warning or critical that began later than the first finding by more than the error of
+        onsets.
+        """
         return [e for e in self.chain.effects if e.bad and e.onset_step > self.chain.root.onset_step + self.slack]
 
     def judged(self) -> tuple[Confidence, str]:
-        """Return the confidence, and the reasons for it in one sentence."""
+        """Return the confidence in this cause, and the reasons for it in one sentence."""
         root, clear = self.chain.root, self.clear
         if root.entry.symptom:
             return (
@@ -182,7 +236,7 @@ class CauseCase:
         return self._alone(root, critical=critical)
 
     def _alone(self, root: Sign, *, critical: bool) -> tuple[Confidence, str]:
-        """Judge a cause without an effect that came clearly later."""
+        """Return the confidence in a cause without an effect that came clearly later."""
         if root.bad and any(effect.bad for effect in self.chain.effects):
             return Confidence.PLAUSIBLE, "its effects began at about the same time, so the order is uncertain"
         if critical:
@@ -191,7 +245,9 @@ class CauseCase:
         return Confidence.WEAK, f"only {level}, with no effect so far"
 
     def _place(self) -> str:
-        """Return ``earliest finding``, if it is the earliest by more than the error of onsets."""
+        """Return ``earliest finding``, if no effect began within the error of onsets; else what began
+        at the same time.
+        """
         near = [e for e in self.chain.effects if e.bad and abs(e.onset_step - self.chain.root.onset_step) <= self.slack]
         return f"began at about the same time as {near[0].entry.title.lower()}" if near else "earliest finding"
 
@@ -218,7 +274,10 @@ TEXTS = {
 
 
 def happenings(events: Sequence[Event], shown: Sequence[Sign]) -> list[Evidence]:
-    """Return the events near the signs, in order; of localisations only those that name a culprit."""
+    """Return the events of a run near the findings ``shown``, in order of step, as entries of a timeline.
+
+    Of the events of gradient localisation only those with a message are included.
+    """
     low = min(sign.onset_step for sign in shown) - BEFORE
     high = max(sign.seen_step for sign in shown) + AFTER
     near = [event for event in events if event.step is not None and low <= event.step <= high]
@@ -257,11 +316,15 @@ WANTED = {
     "importance ratios": "ratio/",
     "response length": "len/",
 }
-"""Quantities that distinguish the usual causes, and the prefixes of the metrics that show them."""
+"""Quantities that distinguish the usual causes -> the prefix of the metrics that show them."""
 
 
 def lacking(causes: Sequence[Cause], measured: Collection[str] | None) -> str:
-    """Return one or two sentences on ``causes``, the likeliest first. ``measured`` None: the metrics are unknown."""
+    """Return one or two sentences on why the findings do not suffice to name a cause, and which quantities would help.
+
+    ``causes``: weak candidates, the likeliest first. ``measured``: canonical names of the logged metrics; None:
+    unknown.
+    """
     first = causes[0]
     text = f"cause unknown: {first.summary}; {first.why}"
     missing = [] if measured is None else [name for name, prefix in WANTED.items() if not _any(measured, prefix)]
@@ -275,17 +338,28 @@ def _any(measured: Collection[str], prefix: str) -> bool:
 # The advice for a cause: undo first in a collapse, and never a reference reset then.
 
 UNDO = ("roll-back", "lower-lr")
-"""First actions in every collapse: measured, only undoing and only repairing both fail."""
+"""First actions in every collapse: in measurements, only undoing and only repairing both failed."""
 CRASH = "reward_drop"
-"""The kind with the general texts for undoing."""
+"""Kind of finding with the general texts for undoing."""
 
 
 def treatment(
     root: Sign, chain: Sequence[Sign], found: Sequence[Sign], source: str, *, undo: bool = True
 ) -> tuple[tuple[Action, ...], str]:
-    """Return the actions for a cause in order, and the advice that was withheld, with the reason ("" if none).
+    """Return the recommended actions against a cause in order, and the advice that was left out with its reason.
 
-    ``undo``: whether a lost policy is rolled back before anything else; a fault elsewhere is repaired first.
+    Parameters
+    ----------
+    root
+        First finding of the cause.
+    chain
+        The first finding and its effects.
+    found
+        All findings of the run: a reference is not reset while another failure is present.
+    source
+        The trainer, for its option names.
+    undo
+        Whether a lost policy is rolled back before anything else; a fault outside training is repaired first.
     """
     known = advice(root.kind, source)
     actions = known.actions if known is not None else ()
@@ -302,12 +376,12 @@ def treatment(
 
 
 def _at_that_time(sign: Sign, root: Sign) -> bool:
-    """Return whether the sign was over at most shortly before the root began."""
+    """Return whether the finding was active until at most shortly before the root began."""
     return sign.seen_step >= root.onset_step - sign.entry.reach
 
 
 def _undo_first(actions: Sequence[Action], source: str) -> tuple[Action, ...]:
-    """Return rolling back and a lower learning rate first, with the cause's own texts if any, then the rest."""
+    """Return the actions with rolling back and a lower learning rate first, in the cause's own texts if it has any."""
     general = advice(CRASH, source)
     own = {action.id: action for action in (*(general.actions if general else ()), *actions)}
     return (*(own[id_] for id_ in UNDO), *(action for action in actions if action.id not in UNDO))
@@ -317,18 +391,27 @@ def _undo_first(actions: Sequence[Action], source: str) -> tuple[Action, ...]:
 
 UNEXPLAINED = "trigger unknown"
 SLACK = 5
-"""Error of an onset in steps for a log with one row a step; in a coarser log it is two rows."""
+"""Error in steps of the step at which a finding began, for a log with a row each step; in a coarser
+log it is two rows.
+"""
 MOST_CAUSES = 5
-"""Largest number of causes returned."""
+"""Largest number of causes that are returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The causes of a run's failure, as far as its findings show; none if nothing worse than a remark was found.
+    """The likely causes of a run's failure; none if nothing worse than a remark was found.
 
-    ``causes``: the most likely first. ``enough``: whether one of them is at least plausible; if not, ``why_not`` names
-    what is missing. ``at_step``: the step up to which data were used. ``nature``: whether the first of them is a cause,
-    or only the symptom that came first.
+    Parameters
+    ----------
+    causes
+        Possible causes, the most likely first.
+    enough
+        Whether one of them is at least plausible.
+    why_not
+        Reason why no cause is named, where ``enough`` is False.
+    at_step
+        Step up to which data were used; None: nothing was found.
     """
 
     causes: tuple[Cause, ...] = ()
@@ -338,12 +421,16 @@ class Diagnosis:
 
     @property
     def nature(self) -> Nature:
-        """Return ``cause`` if one is named, ``symptom`` if only the first sign is known, ``unknown`` otherwise."""
+        """``cause`` if one is named, ``symptom`` if only the first sign of the failure is known,
+        ``unknown`` otherwise.
+        """
         return self.causes[0].nature if self.enough else Nature.UNKNOWN
 
     @property
     def summary(self) -> str:
-        """Return one line: the first cause with confidence and chain, the first symptom, or why there is no cause."""
+        """One line with the likeliest cause, its confidence and its effects; or with the first symptom; or why there
+        is no cause.
+        """
         if not self.enough:
             return self.why_not
         first = self.causes[0]
@@ -352,7 +439,7 @@ class Diagnosis:
         return f"most likely: {first.title} ({first.sure.words}): {first.summary}"
 
     def to_dict(self) -> dict[str, JSON]:
-        """Plain values, as in ``rlwatch scan --format json``."""
+        """Return the diagnosis as plain values, as in ``rlwatch scan --format json``."""
         return {
             "summary": self.summary,
             "nature": self.nature.value,
@@ -375,32 +462,33 @@ def diagnose(
     turns: Iterable[KnobChange] = (),
     first_step: int | None = None,
 ) -> Diagnosis:
-    """Rank the possible causes of a failure.
+    """Rank the possible causes of a run's failure.
 
     A finding is explained by an earlier one that is known to lead to it (``leads_to`` in the catalogue). An unexplained
     finding came first, and ranks by what it explains: it is a cause if it is a mechanism, otherwise a symptom of
-    unknown cause. A setting that changed before the first sign is a cause of its own, and ranks by how much such a
+    unknown cause. A setting that changed before the first finding is a cause of its own, and ranks by how much such a
     change is known to hurt. Causes that began after the failure rank last. The result depends neither on the order of
     ``findings`` nor on anything after ``at``.
 
     Parameters
     ----------
     findings, events
-        Of one run, all attempts: steps that a later attempt ran again count only there.
+        Of one run, all attempts (processes); steps that a later attempt ran again count only there.
     source
         The trainer (``RunInfo.source``), for the option names of the advice.
     at
-        The last step to use; None: all.
+        Last step to use; None: all.
     row_steps
-        Steps between two rows of the log: the resolution of onsets.
+        Number of steps between two rows of the log: the resolution of onsets.
     measured
-        Canonical names of the metrics the run logs, to name what is missing; None: unknown.
+        Canonical names of the metrics that the run logs, to name what is missing; None: unknown.
     starts
         First step of each attempt, where more is known than findings and events show.
     turns
-        Changed settings, and footprints of such changes, on this branch of the run.
+        Changes of settings during the run: logged ones, and those inferred from metrics that they move.
     first_step
-        First step of the run; None: the least of ``starts``. A state in the first two rows explains nothing later.
+        First step of the run; None: the smallest of ``starts``. A state that was present in the first two rows explains
+        nothing that began later.
 
     >>> from rlwatch.records import Severity
     >>> def found(kind, onset, level=Severity.CRITICAL):
@@ -431,7 +519,7 @@ def diagnose(
 
 
 def _shows(turn: KnobChange, found: Sequence[Sign]) -> bool:
-    """Return False for a value that is large from the start if none of its known effects was found."""
+    """Return False for a setting that is large from the start if none of its known effects was found."""
     if turn.source is not ChangeSource.STANDING:
         return True
     return any(sign.bad and sign.kind in catalogue.knobs()[turn.knob].large["shows"] for sign in found)
@@ -450,7 +538,7 @@ def _causes(given: Circumstances) -> tuple[Cause, ...]:
 
 
 def _cases(found: Sequence[Chain], worst: Sign, slack: int) -> list[CauseCase]:
-    """Group the chains of one cause: the one that explains most represents the case."""
+    """Group the chains by their cause; the chain that explains most represents its group."""
     grouped: dict[str, list[Chain]] = defaultdict(list)
     for chain in found:
         grouped[chain.root.entry.cause].append(chain)
@@ -519,7 +607,9 @@ def _capital(words: str) -> str:
 
 
 def _shown(case: CauseCase) -> list[Sign]:
-    """Return root and effects in time order, each kind once; from parallel chains what is not earlier."""
+    """Return the first finding and its effects in time order, each kind once, with findings of parallel chains not
+    earlier.
+    """
     own = [case.chain.root, *case.chain.effects]
     since = min(sign.onset_step for sign in own)
     parallel = [sign for other in case.also for sign in (other.root, *other.effects) if sign.onset_step >= since]
@@ -527,7 +617,7 @@ def _shown(case: CauseCase) -> list[Sign]:
 
 
 def _once(among: Sequence[Sign]) -> list[Sign]:
-    """Return each kind once, from its first onset, with its most severe text, in time order."""
+    """Return each kind of finding once, from its first onset, with its most severe text, in time order."""
     first: dict[str, Sign] = {}
     for sign in sorted(among, key=lambda sign: (sign.onset_step, sign.kind)):
         known = first.setdefault(sign.kind, sign)
@@ -537,7 +627,7 @@ def _once(among: Sequence[Sign]) -> list[Sign]:
 
 
 def _summary(shown: Sequence[Sign]) -> str:
-    """Return the chain in one sentence; of signs of one cause only the first."""
+    """Return the chain in one sentence; of several findings with the same cause only the first."""
     first: dict[str, Sign] = {}
     for sign in shown:
         first.setdefault(sign.entry.cause, sign)
@@ -553,18 +643,24 @@ def _evidence(sign: Sign) -> Evidence:
 # Changed settings among the causes, ranked by weight together with unexplained signs.
 
 MECHANISM, SYMPTOM, NEXT_KIND = 1.0, 0.5, 0.9
-"""Weights of a mechanism without a changed setting and of a symptom; and factor from each cause to the next."""
+"""Weight of a known mechanism without a changed setting; then of a symptom; and the factor from each
+cause to the next.
+"""
 BROKEN = 1.6
 """Factor on the weight of non-finite values, which are certain evidence."""
 RIVAL = 0.65
-"""Share of the first cause's weight from which another one is a rival."""
+"""Share of the first cause's weight from which on another cause is a rival."""
 MOST_TURNS = 4
-"""Changes of one setting that are given as evidence."""
+"""Largest number of changes of one setting that are given as evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """All facts about a failure except its causes: signs, error of onsets, events, and the trainer."""
+    """Everything that is known about a failure apart from its causes.
+
+    ``found``: the findings as signs, one for each beginning. ``slack``: error of their onsets, in steps. ``events``:
+    events of the run. ``source``: the trainer.
+    """
 
     found: Sequence[Sign]
     slack: int
@@ -573,12 +669,16 @@ class Circumstances:
 
     @property
     def trouble(self) -> Trouble | None:
-        """Return the stretch of signs with the largest weight."""
+        """Time span of the failure: the stretch of findings with the largest weight; None where there
+        are only remarks.
+        """
         return trouble_of(self.found, self.slack)
 
     @property
     def worst(self) -> Sign:
-        """Return the sign to explain: the first of the most severe, preferably one that needs undoing."""
+        """The finding to explain: the first of the most severe, preferably one after which training must be rolled
+        back.
+        """
         bad = [sign for sign in self.found if sign.bad]
         trouble = self.trouble
         if trouble is not None:
@@ -587,7 +687,20 @@ class Circumstances:
 
 
 def with_knobs(causes: Sequence[Cause], turns: Sequence[KnobChange], given: Circumstances) -> tuple[Cause, ...]:
-    """Return ``causes`` and the changed settings, the heaviest first; ``causes`` unchanged without any."""
+    """Return the causes together with causes for settings that changed, the heaviest first, at most
+    :data:`MOST_CAUSES`.
+
+    Without a changed setting ``causes`` are returned unchanged.
+
+    Parameters
+    ----------
+    causes
+        Causes that follow from the findings, the likeliest first.
+    turns
+        Changes of settings during the run.
+    given
+        Findings, events and trainer.
+    """
     trouble = given.trouble
     suspected = {} if trouble is None else {suspect.knob.name: suspect for suspect in suspects(turns, trouble)}
     if trouble is None or not suspected:
@@ -628,7 +741,7 @@ def _titled(knob: catalogue.Knob, words: str, *, stated: bool) -> str:
 
 
 MISMATCH = catalogue.entry("mismatch_growth").cause
-"""Title of the causes whose own cause is a :class:`MismatchCause`."""
+"""Title of the causes that may be refined by a :class:`MismatchCause`."""
 
 
 def _with_mismatch(
@@ -672,7 +785,7 @@ def _in_order(cause: Cause, row: Evidence) -> tuple[Evidence, ...]:
 
 
 def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cause | None:
-    """Return the cause for a suspect; None where nothing bad followed.
+    """Return the cause for a changed setting; None where nothing bad followed.
 
     Onsets have an error, changes have none: an effect dated a little earlier began with the change.
     """
@@ -704,7 +817,10 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
 
 
 def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tuple[Confidence, str]:
-    """Return confidence and reasons. Strong: logged, in time, large enough, followed by a critical sign."""
+    """Return confidence and reasons for a changed setting.
+
+    Strong: the change was logged, in time, large enough, and followed by a critical finding.
+    """
     turn, lag = suspect.turn, trouble.first - suspect.turn.step
     steps = "1 step" if abs(lag) == 1 else f"{abs(lag)} steps"
     when = f"{steps} before the first symptom" if lag > 0 else "at about the time of the first symptom"
@@ -734,7 +850,7 @@ def _turned(turn: KnobChange, step: int) -> str:
 
 
 def _among(cause: Cause, weight: float, all_of_them: Sequence[tuple[float, Cause]]) -> Cause:
-    """Return the cause, less certain where another setting weighs about as much."""
+    """Return the cause, less certain where another setting has about the same weight."""
     known = catalogue.knobs()
     rivals = [c.title for size, c in all_of_them if c is not cause and size >= RIVAL * weight and c.knob in known]
     if cause.sure is not Confidence.STRONG or not rivals:

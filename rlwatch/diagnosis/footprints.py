@@ -1,9 +1,10 @@
 """Footprints of settings that were not logged: values that only one setting can move, and that moved.
 
-Advantages are centred and of one size for any policy; a reward of right or wrong has the spread that follows from its
-mean; the loss of an update on its own samples consists of the KL and entropy terms. Without the KL term, only an
-entropy term keeps it at a fixed multiple of the entropy, row after row. Each such value is compared with the run's
-first rows; a median of five rows that left them is a footprint. It shows which setting changed, not who changed it.
+Advantages are centred and have the same scale for any policy. A reward of right or wrong has the spread that follows
+from its mean. The loss of an update on its own samples consists of the KL and entropy terms; without the KL term, only
+an entropy term keeps it at a fixed multiple of the entropy, row after row. Each such value is compared with the run's
+first rows. A median of five rows outside their range is a footprint. It shows which setting changed, not who changed
+it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,24 @@ from rlwatch.wording import number
 
 @dataclass(frozen=True, slots=True)
 class SteadyMetric:
-    """A value that is constant while its setting is.
+    """A value that is constant as long as its setting is, so that a change of the value shows a change of the setting.
 
-    ``floor``: least distance from its level; ``sides``: directions that count; ``text``: message template with the old
-    and new level. The ``first`` rows are skipped, the next ``rows`` define the level, and the median of the ``newest``
-    must have left it. ``alike``: largest ratio between any two of the newest rows, all of which must have left it then.
+    Parameters
+    ----------
+    name, knob
+        Name of the value, and of its setting in ``knobs.toml``.
+    floor
+        Smallest distance from its level that counts, in the unit of the value.
+    sides
+        Directions that count: 1 for up, -1 for down.
+    text
+        Message template with the old and the new level.
+    first, rows
+        Number of first rows that are skipped, and of the rows after them that define the level.
+    newest
+        Number of newest rows whose median must have left the level.
+    alike
+        Largest ratio between two of the newest rows; if finite, all of them must have left the level.
     """
 
     name: str
@@ -69,15 +83,18 @@ MARKS: tuple[SteadyMetric, ...] = (
     SteadyMetric("engine", "rollout_engine", 1.0, (1,), "the log of engine-trainer distance went from {0} to {1}"),
 )
 NO_ENTROPY = 0.05
-"""Nats a token below which an entropy term is too small to be seen."""
+"""Entropy in nats per token below which an entropy term is too small to be seen."""
 BOUND = (-0.02, 1.02)
-"""Bounds on the mean of rewards that are 0 or 1."""
+"""Bounds on the mean reward within which rewards may be 0 or 1."""
 EXTREME = 0.02
-"""Distance from 0 or 1 below which the spread of such rewards is too small to be conclusive."""
+"""Distance of the mean reward from 0 or 1 below which the spread of rewards is too small to be conclusive."""
 
 
 def measured(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """Yield the marks that a row contains: name and value."""
+    """Yield (name, value) of each value of :data:`MARKS` that can be computed from a row.
+
+    ``row``: canonical metric -> value.
+    """
     get = row.get
     low, high = get("adv/min"), get("adv/max")
     if low is not None and high is not None:
@@ -126,18 +143,18 @@ def _rewards(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
 
 
 TIMES = 8.0
-"""Usual deviations from the level that make a footprint, if they exceed the mark's floor."""
+"""Number of usual deviations from the level that make a footprint, if they exceed the floor of the value."""
 BACK = 20
-"""Consecutive rows at the level that end it."""
+"""Number of consecutive rows at the level that end a footprint."""
 KEPT = 4
-"""Newest footprints kept of one mark."""
+"""Number of footprints of one value that are kept: the newest ones."""
 BINARY = 0.06
-"""Distance from 1 within which the level is that of rewards 0 or 1: only then is the mark meaningful."""
+"""Distance from 1 within which the level shows that rewards are 0 or 1: only then is this value meaningful."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """Footprints of one mark."""
+    """Follows one value row by row and records its footprints: changes that show that its setting changed."""
 
     mark: SteadyMetric
     seen: int = 0
@@ -153,7 +170,7 @@ class Trace:
     turns: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def update(self, step: int, value: float) -> None:
-        """Take the value of a row."""
+        """Take the value at ``step``."""
         self.seen += 1
         if self.seen <= self.mark.first or not math.isfinite(value):
             return
@@ -210,7 +227,9 @@ class Trace:
         return sizes[0] > 0 and sizes[-1] <= self.mark.alike * sizes[0]
 
     def _leave(self, step: int, off: float) -> None:
-        """Store since when the value has been off, and in which direction; one row at the level is forgiven."""
+        """Store since when the value has been off its level, and in which direction; one row at the
+        level is forgiven.
+        """
         side = (off > 0) - (off < 0) if abs(off) > self.limit / 2 else 0
         self.on_level = 0 if side else self.on_level + 1
         if side and (self.leaving is None or self.leaving[1] != side):
@@ -225,19 +244,24 @@ def _median(values: list[float]) -> float:
 
 
 class Footprints:
-    """All marks of a run, row by row."""
+    """Follows all values of :data:`MARKS` of a run row by row, and collects changes of settings that
+    were not logged.
+    """
 
     def __init__(self) -> None:
         self._traces = {mark.name: Trace(mark) for mark in MARKS}
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row of canonical names."""
+        """Take the row of ``step`` (canonical metric -> value)."""
         for name, value in measured(metrics):
             self._traces[name].update(step, value)
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Return the footprints so far, in order of step; scores compare only with rewards of 0 and 1."""
+        """Changes of settings inferred so far, in order of step.
+
+        A gap between reward and validation score counts only for rewards of 0 and 1, as only those compare with scores.
+        """
         scaled = math.isfinite(self._traces["binary"].limit)
         kept = [trace for name, trace in self._traces.items() if scaled or not name.startswith("gap")]
         found = [turn for trace in kept for turn in trace.turns]
@@ -245,8 +269,10 @@ class Footprints:
 
 
 class KnobTracker:
-    """Everything that the rows of a run show about its settings: logged ones, footprints of others, movements, and the
-    shape of the gap between trainer and rollout engine.
+    """Follows the rows of a run and collects everything they show about its settings.
+
+    These are logged changes, changes inferred from other metrics, movements of metrics, and the cause of a mismatch
+    between trainer and rollout engine. ``first_step``: step of the first row, or None.
     """
 
     def __init__(self) -> None:
@@ -257,7 +283,7 @@ class KnobTracker:
         self.first_step: int | None = None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row of canonical names; those in :data:`TRACKED` are used."""
+        """Take the row of ``step`` (canonical metric -> value); the metrics in :data:`TRACKED` are used."""
         self.first_step = step if self.first_step is None else self.first_step
         self._knobs.update(step, metrics)
         self._movements.update(step, metrics)
@@ -265,12 +291,12 @@ class KnobTracker:
         self._gap.update(step, metrics)
 
     def follow_gap(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row after the last finding, in which only the gap between trainer and engine still matters."""
+        """Take a row after the last finding, in which only the gap between trainer and rollout engine still matters."""
         self._gap.update(step, metrics)
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Return changed settings, movements and causes of a mismatch so far, in order of step."""
+        """Changed settings, movements of metrics and causes of a mismatch so far, in order of step."""
         found = (*self._knobs.turns, *self._footprints.turns, *self._movements.turns, *self._gap.turns)
         return tuple(sorted(found, key=lambda turn: (turn.step, turn.knob)))
 

@@ -1,10 +1,11 @@
 """Causes of a mismatch between trainer and rollout engine, by the shape of the gap and its course over the steps.
 
-``rlwatch/tensors/gap_shape.py`` measures the shape in each batch and derives the shape that each cause produces.
-Truncated sampling, a temperature and an error that adds up along a response have distinct shapes. Rounding and old
-weights share one, noise on both sides, and differ only over time: old weights make a gap that grows with their age and
-falls at each sync; rounding is there before the first update, and stays. Where neither is visible, no cause is named,
-but the metrics that would have to be logged are.
+The gap is d, the log-prob of a token in the trainer minus that in the engine. ``rlwatch/tensors/gap_shape.py`` measures
+its shape in each batch and derives the shape that each cause produces. Truncated sampling, a temperature and an error
+that adds up along a response have distinct shapes. Rounding and old weights have the same shape, noise on both sides,
+and differ only over time. Old weights make a gap that grows with their age and falls at each sync; rounding is there
+before the first update, and remains. Where neither is visible, no cause is named, but the metrics that would have to be
+logged are.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ GAP_METRICS = frozenset(
 
 
 class MismatchCause(StrEnum):
-    """Cause of a mismatch, or ``unclear`` where the logged metrics do not separate the rest."""
+    """Cause of a mismatch between trainer and rollout engine; ``not separable`` where the logged metrics do not show
+    it.
+    """
 
     TRUNCATED = "truncated sampling"
     TEMPERATURE = "temperature"
@@ -54,46 +57,53 @@ FIRST_ACTIONS: Mapping[MismatchCause, tuple[str, ...]] = {
 """Actions of ``actions.toml`` that come first where the cause is known."""
 
 LEAST = 0.01
-"""Mean |d| in nats a token from which a cause is looked for; bf16 samplers show 0.0014 to 0.008."""
+"""Mean |d| in nats per token from which on a cause is looked for; bf16 samplers show 0.0014 to 0.008."""
 NEWEST, LASTING = 5, 3
-"""Rows whose medians are judged, and rows for which a cause must persist before it counts."""
+"""Number of rows whose medians are used, and number of rows for which a cause must persist before it counts."""
 HISTORY = 40
-"""Rows over which the gap is compared with age and steps."""
+"""Number of rows over which the gap is compared with the age of weights and with steps."""
 ONE_SIDED = 0.1
-"""Share of the gap above 0 up to which it lies on one side. Exactly 0 for truncation; .34 to .5 for everything else."""
+"""Share of the gap above 0 up to which it lies on one side: exactly 0 for truncation, .34 to .5 for everything else."""
 KEPT = 0.5
-"""Least shortfall of the mean weight, in units of 1 - exp(-|d|): an engine that can sample everything has mean 1."""
+"""Smallest shortfall of the mean weight, in units of 1 - exp(-|d|). It is 0 for an engine that can
+sample all tokens.
+"""
 ONE_TEMPERATURE, LIKE_TEMPERATURE, ANOTHER = 0.8, 0.75, 0.02
 """Share of the squared gap that a temperature explains; |correlation| without an entropy; least |log T|."""
 GROWS, ERRORS = 1.1, 2.0
-"""Late over early, as the mean of the rows less that many standard errors, from which the gap grows along responses.
-For other causes it was 0.94 to 1.06: a second half differs slightly from the first."""
+"""Smallest ratio of the gap late in a response to that early in it, as the mean of the rows less so many standard
+errors, from which on the gap grows along responses. For other causes it was 0.94 to 1.06.
+"""
 WITH_AGE, FEWEST = 0.8, 10
-"""Correlation of gap and age over the rows, and the fewest rows for it."""
+"""Smallest correlation of gap and age over the rows, and smallest number of rows for it."""
 OF_AGE = 0.5
 """Share of the gap that must vanish at age 0."""
 FALL, TEETH, TOOTH, RISING = 0.6, 3, 2, 0.7
-"""Factor of a fall from row to row, falls that make a sawtooth, rows between two, and share of the others that rise."""
+"""Factor of a fall from row to row, falls that make a sawtooth, rows between two falls, and share of other rows that
+rise.
+"""
 RAMP, AWAY, RAMP_ROWS, RAMP_RISING = 3.0, 2.5, 8, 0.7
 """Factors of a steady rise over the run's first rows and over its own first row, its number of rows, and its rank
-correlation with the step."""
+correlation with the step.
+"""
 STEP_UP, HALFWAY = 0.5, 0.45
-"""Largest share of the rise in its first row, and least share in half of its rows: .5 for linear growth, .39 or less
-for exponential growth."""
+"""Largest share of the rise in its first row, and smallest share in half of its rows: .5 for linear growth, .39 or
+less for exponential growth.
+"""
 STEADY = 2.0
 """Factor within which a gap counts as constant."""
 FRESH = 0.5
-"""Versions up to which samples count as drawn from the newest weights."""
+"""Age in policy versions up to which samples count as drawn from the newest weights."""
 MOST_SEGMENTS = 16
 TINY = 1e-12
 """Sum of squares below which nothing varies."""
 LARGEST = 1e6
-"""Largest valid value of these metrics; beyond it something is broken, and there is no shape."""
+"""Largest valid value of these metrics; a larger one is an error of measurement, and shows no shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class GapCause:
-    """A cause, and the numbers that show it in words."""
+    """A cause of the gap between trainer and rollout engine, and a ``text`` with the numbers that show it."""
 
     cause: MismatchCause
     text: str
@@ -101,7 +111,10 @@ class GapCause:
 
 @dataclass(slots=True)
 class GapTracker:
-    """Follow the gap row by row, and record which cause it showed over which steps. Memory is bounded."""
+    """Follows the gap between trainer and rollout engine row by row, and records which cause it shows over which steps.
+
+    Memory is bounded.
+    """
 
     rows: deque[tuple[int, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     newest: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
@@ -112,7 +125,9 @@ class GapTracker:
     candidate: tuple[MismatchCause, int, int] | None = None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row of canonical names; rows without a gap and invalid or too large values are skipped."""
+        """Take the row of ``step`` (canonical metric -> value); rows without a gap and invalid or too large values are
+        skipped.
+        """
         known = {name: value for name in GAP_METRICS if abs(value := metrics.get(name, math.nan)) <= LARGEST}
         gap = known.get(GAP, -1.0)
         if known.get(SYNC, 0.0) > 0:
@@ -147,13 +162,13 @@ class GapTracker:
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Return the causes over time, each from ``step`` to ``until``."""
+        """The causes that the gap showed over time, each from ``step`` to ``until``."""
         return tuple(self.segments)
 
     # What the newest rows show.
 
     def judged(self) -> GapCause | None:
-        """Return the cause that the rows so far show; None where there is hardly a gap."""
+        """Return the cause that the newest rows show; None where there is hardly a gap."""
         if len(self.newest) < LASTING or max(self.newest) < LEAST:
             return None
         last = [row for _, row in islice(reversed(self.rows), NEWEST)]
@@ -173,14 +188,16 @@ class GapTracker:
         )
 
     def _compared(self, last: Sequence[Mapping[str, float]]) -> GapCause | None:
-        """Detect old weights by the weights themselves, where they were compared after each sync."""
+        """Detect old weights directly, where the engine's weights were compared with the trainer's after each sync."""
         seen = [row[DIFFER] for row in last if DIFFER in row]
         if not seen or seen[0] <= 0.0:
             return None
         return _stale(f"{seen[0]:.0%} of the engine's tensors differed from the trainer's after the newest weight sync")
 
     def _equal(self) -> bool:
-        """Return whether the newest rows were sampled by the weights that they train: compared in each, and equal."""
+        """Return whether the newest rows were sampled by the weights that they train: compared in each
+        row, and equal.
+        """
         last = [row for _, row in islice(reversed(self.rows), NEWEST)]
         return len(last) == NEWEST and all(row.get(DIFFER) == 0.0 and row.get(AGE, 0.0) <= FRESH for row in last)
 
@@ -249,7 +266,9 @@ class GapTracker:
         )
 
     def _late(self) -> tuple[float, float]:
-        """Return the mean of late over early for rows whose gap counts, and its standard error; 1 and 0 if unknown."""
+        """Return the mean ratio of late to early gap over rows whose gap counts, and its standard error; 1 and 0 if
+        unknown.
+        """
         found = [row[LATE] for _, row in self.rows if row[GAP] >= LEAST and LATE in row]
         if len(found) < NEWEST:
             return 1.0, 0.0
@@ -286,7 +305,7 @@ class GapTracker:
 
 
 def middle(values: Sequence[float]) -> float:
-    """Return the median, the upper one of two."""
+    """Return the median of ``values``; of an even number of values the upper one of the middle two."""
     return sorted(values)[len(values) // 2]
 
 
@@ -306,7 +325,11 @@ def _stale(text: str) -> GapCause:
 
 
 def truncated(now: Mapping[str, float]) -> GapCause | None:
-    """Detect truncation: the gap is one-sided and the mean weight below 1, since cut tokens are never sampled."""
+    """Detect truncated sampling from a row's medians: the gap is one-sided and the mean importance weight is below 1.
+
+    Tokens that are cut off are never sampled. ``now``: canonical metric -> median of the newest rows. None: not
+    detected.
+    """
     above, weight = now.get(ABOVE), now.get(WEIGHT)
     if above is None or weight is None or above > ONE_SIDED or 1 - weight < KEPT * -math.expm1(-now[GAP]):
         return None
@@ -315,7 +338,11 @@ def truncated(now: Mapping[str, float]) -> GapCause | None:
 
 
 def temperature(now: Mapping[str, float]) -> GapCause | None:
-    """Detect a temperature: one number explains the gap; without an entropy only whether the engine is flatter."""
+    """Detect another sampling temperature from a row's medians: one number explains most of the gap.
+
+    Without a measured entropy only whether the engine is flatter or sharper can be seen. ``now``: canonical metric ->
+    median of the newest rows. None: not detected.
+    """
     share, value = now.get(EXPLAINED), now.get(TEMPERATURE)
     if share is not None and value is not None and value > 0:
         if share < ONE_TEMPERATURE or abs(math.log(value)) < ANOTHER:
@@ -335,11 +362,24 @@ def temperature(now: Mapping[str, float]) -> GapCause | None:
 # The one cause for a failure, from those around its onset.
 
 AROUND, ROWS_AROUND = 60, 12
-"""Steps and rows after the onset of a mismatch in which its cause is looked for: a lost policy has other shapes."""
+"""Steps and rows after the onset of a mismatch in which its cause is looked for: a lost policy shows other shapes."""
 
 
 def cause_of(turns: Iterable[KnobChange], onset: int, slack: int, row_steps: int = 1) -> KnobChange | None:
-    """Return the longest-lasting cause around ``onset``, a named one before an unclear one; None without any."""
+    """Return the longest-lasting cause of a mismatch around the step ``onset``, preferably a named one; None without
+    any.
+
+    Parameters
+    ----------
+    turns
+        Changes during the run; only those measured from the gap are used.
+    onset
+        Step at which the mismatch began.
+    slack
+        Error of this step, in steps.
+    row_steps
+        Number of steps between two rows of the log.
+    """
     low, high = onset - slack, onset + max(AROUND, ROWS_AROUND * row_steps)
     found: dict[tuple[bool, str], tuple[int, KnobChange]] = {}
     for turn in turns:
@@ -355,7 +395,10 @@ def cause_of(turns: Iterable[KnobChange], onset: int, slack: int, row_steps: int
 
 
 def wanted(measured: Collection[str] | None) -> str:
-    """Return what must be logged to name the cause of a mismatch, in addition to ``measured`` (None: unknown)."""
+    """Return a text on what must be logged to name the cause of a mismatch, in addition to the metrics ``measured``.
+
+    ``measured`` None: it is not known what is logged.
+    """
     if measured is None or ABOVE not in measured:
         return 'log-probs of single tokens from trainer and engine (`level="full"`)'
     if DIFFER in measured and AGE in measured:

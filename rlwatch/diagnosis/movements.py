@@ -20,14 +20,27 @@ from rlwatch.wording import number
 POLICY, REWARD = "policy", "reward"
 """Subjects of a movement."""
 UPDATES, ENVIRONMENT = "update_size", "environment"
-"""Entries of ``knobs.toml`` that are inferred here."""
+"""Entries of ``knobs.toml`` whose changes are inferred in this module."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovementGauge:
-    """A metric whose movements are recorded: at least ``least``, times the level where ``times`` is set.
+    """A metric whose movements away from its level are recorded.
 
-    ``update``: the aspect of an update's size that it shows, if any. ``much``: a level that is large by itself.
+    Parameters
+    ----------
+    metric, title
+        Canonical name, and name for people.
+    of
+        Subject of a movement: ``"policy"`` or ``"reward"``.
+    least
+        Smallest movement that counts, in the unit of the metric; with ``times``, as a multiple of the level.
+    times
+        Whether ``least`` is relative to the level.
+    update
+        Aspect of an update's size that the metric shows (gradient, ratio or distance), if any.
+    much
+        Level that is large by itself.
     """
 
     metric: str
@@ -54,18 +67,18 @@ MEASURED = frozenset(gauge.metric for gauge in GAUGES)
 """Metrics whose movements are recorded."""
 
 ROWS, FEWEST = 24, 6
-"""Rows of the level from which a movement is measured, and the fewest of them."""
+"""Number of rows of the level from which a movement is measured, and the smallest number."""
 NEWEST = 3
-"""Newest rows, of which the last and one more must have left the level."""
+"""Number of newest rows, of which the last and one more must have left the level."""
 TIMES = 6.0
-"""Usual deviations that a movement exceeds."""
+"""Number of usual deviations that a movement must exceed."""
 KEPT = 6
-"""Newest movements kept of one metric."""
+"""Number of movements of one metric that are kept: the newest ones."""
 
 
 @dataclass(slots=True)
 class MovementTracker:
-    """Movements of one gauge: its level is updated row by row, except during a movement."""
+    """Follows one metric row by row and records its movements; its level is updated except during a movement."""
 
     gauge: MovementGauge
     level: deque[float] = field(default_factory=lambda: deque(maxlen=ROWS))
@@ -75,7 +88,7 @@ class MovementTracker:
     turns: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def update(self, step: int, value: float) -> None:
-        """Take the value of a row; values that are not finite are ignored."""
+        """Take the value at ``step``; values that are not finite are ignored."""
         if not math.isfinite(value):
             return
         if len(self.last) == NEWEST and not self.away:
@@ -117,7 +130,7 @@ class MovementTracker:
 
 
 BEGAN = "from the first rows"
-"""Text of a level that is no movement."""
+"""Text of an entry that is the level of the first rows, not a movement."""
 
 
 def _level(turn: KnobChange) -> float:
@@ -125,13 +138,13 @@ def _level(turn: KnobChange) -> float:
 
 
 class Movements:
-    """The movements of all gauges, row by row."""
+    """Follows all metrics of :data:`GAUGES` row by row, and collects their movements."""
 
     def __init__(self) -> None:
         self._trackers = {gauge.metric: MovementTracker(gauge) for gauge in GAUGES}
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row of canonical names."""
+        """Take the row of ``step`` (canonical metric -> value)."""
         for metric, tracker in self._trackers.items():
             value = metrics.get(metric)
             if value is not None:
@@ -139,7 +152,7 @@ class Movements:
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Return the movements so far, in order of step."""
+        """Movements so far, in order of step, and levels of the first rows that are large by themselves."""
         found = [turn for tracker in self._trackers.values() for turn in tracker.turns]
         found += [one.began for one in self._trackers.values() if one.began and _level(one.began) >= one.gauge.much]
         return tuple(sorted(found, key=lambda turn: (turn.step, turn.name)))
@@ -155,9 +168,11 @@ SIDES: Mapping[str, str] = {
 }
 """Gauge or kind of finding -> the aspect of an update's size that it shows: gradient, ratios or distance."""
 ENOUGH = 2
-"""Fewest measured gauges of the policy that show it unchanged, and fewest aspects of its updates that must grow."""
+"""Smallest number of measured metrics of the policy that show it unchanged, and of aspects of its updates that must
+grow.
+"""
 BEFORE = 60
-"""Steps before the failure within which a movement is related to it."""
+"""Number of steps before the failure within which a movement is related to it."""
 REWARD_KINDS = frozenset(name for name, kind in catalogue.kinds().items() if kind.side == REWARD)
 """Kinds of findings that report a broken reward."""
 
@@ -165,7 +180,22 @@ REWARD_KINDS = frozenset(name for name, kind in catalogue.kinds().items() if kin
 def guesses(
     moves: Iterable[KnobChange], signs: Sequence[Sign], since: int, slack: int, measured: Collection[str] | None
 ) -> list[KnobChange]:
-    """Return inferred changes of :data:`UPDATES` or :data:`ENVIRONMENT` for a failure that began at ``since``."""
+    """Return an inferred change of the size of updates, or of the environment, as the reason for a failure; else
+    nothing.
+
+    Parameters
+    ----------
+    moves
+        Changes during the run; only movements are used.
+    signs
+        Findings of the run, one for each beginning.
+    since
+        Step at which the failure began.
+    slack
+        Error of this step, in steps.
+    measured
+        Canonical names of the logged metrics; None: unknown.
+    """
     noted = [turn for turn in moves if turn.source is ChangeSource.MOVED]
     levels = [turn for turn in noted if turn.text == BEGAN and turn.step <= since]
     near = [turn for turn in noted if turn.text != BEGAN and since - BEFORE <= turn.step <= since + slack]
@@ -185,7 +215,7 @@ def guesses(
 
 
 def _grown(moves: Sequence[KnobChange], signs: Sequence[Sign]) -> dict[str, tuple[int, str]]:
-    """Return for each aspect of an update's size when it grew, and a text, with numbers where there are any."""
+    """Return aspect of an update's size -> the step at which it grew, and a text, with numbers where there are any."""
     shown = [(turn.step, SIDES[turn.name], _ends(turn)) for turn in moves if turn.name in SIDES and _grew(turn)]
     found = [(s.onset_step, SIDES[s.kind], f"{s.entry.happened} at {s.onset_step}") for s in signs if s.kind in SIDES]
     grown: dict[str, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""Signs, one for each time a failure began, and chains of causes and effects between them."""
+"""Signs, one for each time that a failure began, and chains of causes and effects between them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ from rlwatch import catalogue
 from rlwatch.records import Event, Finding, Severity
 
 MOST = 400
-"""Signs considered: the newest. In a run with more, their order explains nothing."""
+"""Largest number of signs considered: the newest. In a run with more, their order explains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One beginning of one failure. ``onset_step``: its beginning, in retrospect; ``seen_step`` and ``last_seen_step``:
-    the first and the last report of a detector; ``standing``: it was present from the run's first rows.
+    """One beginning of one kind of failure in a run, as its findings report it.
+
+    Parameters
+    ----------
+    kind
+        Kind of the findings.
+    onset_step
+        Step at which it began, in retrospect.
+    seen_step, last_seen_step
+        Steps of the first and the last report of a detector.
+    severity, message, metric
+        Of the most severe finding.
+    standing
+        Whether it was present from the run's first rows.
     """
 
     kind: str
@@ -31,18 +43,19 @@ class Sign:
 
     @property
     def entry(self) -> catalogue.FindingKind:
-        """Return the catalogue's entry of its kind."""
+        """Entry of the catalogue of failures for the kind of this failure."""
         return catalogue.entry(self.kind)
 
     @property
     def bad(self) -> bool:
-        """Return whether it is worse than a remark."""
+        """Return whether the failure is worse than a remark (severity info)."""
         return self.severity is not Severity.INFO
 
     def leads_to(self, other: Sign, slack: int) -> bool:
-        """Return whether ``other`` is a known effect and in time: at most ``slack`` steps before, ``reach`` after.
+        """Return whether ``other`` is a known effect of this failure and began in time.
 
-        A state from the first rows explains nothing that began later: the run was well with it.
+        In time: at most ``slack`` steps before this failure, or within the catalogue's ``reach`` after it. A state from
+        the first rows explains nothing that began later: the run was well with it.
         """
         if self.standing and not other.standing:
             return False
@@ -50,16 +63,16 @@ class Sign:
 
     @property
     def last_effect(self) -> int:
-        """Return the last step at which an effect may begin: what was slow to be detected has slow effects."""
+        """Last step at which an effect may begin: a failure that was slow to be detected has slow effects."""
         reach = max(self.entry.reach, self.seen_step - self.onset_step)
         return max(self.onset_step, self.seen_step, self.last_seen_step) + reach
 
 
 def signs(findings: Iterable[Finding], *, begun: float = -math.inf) -> list[Sign]:
-    """Return one sign for each (kind, onset), in order of onset; of equal findings the most severe.
+    """Return one sign for each beginning of a kind of failure, in order of onset.
 
-    A finding whose onset lies before an earlier sign of its kind was seen continues that sign. ``begun``: the last of
-    the run's first rows; what was present by then is ``standing``.
+    A finding whose onset lies before an earlier sign of its kind was reported continues that sign. At most the newest
+    :data:`MOST` are returned. ``begun``: the last of the run's first rows; what was present by then is ``standing``.
     """
     found: list[Sign] = []
     newest: dict[str, int] = {}
@@ -75,7 +88,10 @@ def signs(findings: Iterable[Finding], *, begun: float = -math.inf) -> list[Sign
 
 
 def on_branch(findings: Iterable[Finding], starts: Mapping[int, int]) -> list[Finding]:
-    """Return the findings without those of re-run steps. ``starts``: first step of each attempt."""
+    """Return the findings without those of steps that a later attempt ran again.
+
+    ``starts``: attempt (process of the run) -> its first step.
+    """
     return [
         finding
         for finding in findings
@@ -84,7 +100,7 @@ def on_branch(findings: Iterable[Finding], starts: Mapping[int, int]) -> list[Fi
 
 
 def starts_of(findings: Sequence[Finding], events: Sequence[Event]) -> dict[int, int]:
-    """Return the first known step of each attempt, from findings and events."""
+    """Return attempt (process of the run) -> its first known step, from findings and events."""
     starts: dict[int, int] = {}
     steps = [(f.attempt, f.step) for f in findings] + [(e.attempt, e.step) for e in events if e.step is not None]
     for attempt, step in steps:
@@ -119,11 +135,12 @@ def _joined(sign: Sign, finding: Finding) -> Sign:
 
 
 def failure_onset(onsets: Iterable[tuple[catalogue.FindingKind, int]]) -> int | None:
-    """Return the step at which a failure began, from kind and onset of its most severe findings.
+    """Return the step at which a failure began, from the kind and onset of each of its most severe findings; None for
+    none.
 
-    It is the first onset; accumulating quantities count only where nothing else was found. KL to the reference had been
-    growing for 20 steps when a demo's learning rate rose, and no setting changed between the two could then be its
-    cause.
+    It is the first onset. Quantities that accumulate count only where nothing else was found: KL to the reference had
+    been growing for 20 steps when a demo's learning rate rose, and no setting that changed between the two could then
+    be its cause.
     """
     known = list(onsets)
     return min([at for kind, at in known if not kind.accumulates] or [at for _, at in known], default=None)
@@ -134,16 +151,17 @@ def failure_onset(onsets: Iterable[tuple[catalogue.FindingKind, int]]) -> int | 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A sign that nothing before it explains, and its known effects, in order of onset."""
+    """A sign (beginning of a failure) that nothing before it explains, and its known effects, in order of onset."""
 
     root: Sign
     effects: tuple[Sign, ...]
 
 
 def chains(signs: Sequence[Sign], slack: int) -> list[Chain]:
-    """Return one chain for each unexplained sign. ``slack``: error of onsets in steps.
+    """Return one chain for each sign (beginning of a failure) that no earlier sign explains.
 
-    Where signs explain each other in a cycle (possible within the slack only), the earliest is the root.
+    ``slack``: error of onsets, in steps. Where signs explain each other in a cycle (possible within the slack only),
+    the earliest is the root.
     """
     ahead = {sign: [other for other in signs if _explains(sign, other, slack)] for sign in signs}
     explained = {other for followers in ahead.values() for other in followers}

@@ -22,13 +22,13 @@ from rlwatch.diagnosis.turns import ChangeSource, KnobChange, standing
 from rlwatch.records import JSON, Event
 
 LEAST = 0.3
-"""Weight from which a setting is a suspect."""
+"""Weight from which on a changed setting is a suspect."""
 SOME = 0.5
-"""Weight from which it is a plausible cause."""
+"""Weight from which on a changed setting is a plausible cause."""
 MOST = 3.0
-"""Largest weight: beyond the cube of its harm, all changes are equally bad."""
+"""Largest weight: beyond the cube of the harmful factor, all changes are equally bad."""
 ODD = 2.5
-"""Weight of a value that turned NaN, or changed its sign."""
+"""Weight of a setting that became NaN, or changed its sign."""
 FROM_NOTHING, TO_NOTHING = 1.5, 0.2
 """Weights of a term that was switched on, and of one that was switched off."""
 OPTION = 1.2
@@ -40,30 +40,33 @@ HARMLESS = 0.4
 INFERRED: Mapping[str, float] = {
     "entropy_bonus": 1.7, "rollout_engine": 2.0, "data": 1.6, "update_size": 0.6, "environment": 0.6,
 }  # fmt: skip
-"""Weights of footprints; others have 2.2. Ratios grow for many reasons."""
+"""Weights of inferred changes; others have 2.2. Importance ratios, for example, grow for many reasons."""
 CLEAR = 2.2
 GAP_WEIGHT = 0.45
 """Weight of a reward that diverges from the validation score, which overfitting to the training data also causes."""
 STANDING = 0.8
-"""Weight of a value that is large from the start, where one of its known effects was found."""
+"""Weight of a setting that is large from the start, where one of its known effects was found."""
 LATER = 60
-"""Steps after the beginning of the failure from which a change is unrelated."""
+"""Number of steps after the beginning of the failure from which on a change is unrelated."""
 LATE, LATE_INFERRED, TOO_LATE = 0.3, 0.4, 0.1
 GAP = 60
-"""Steps without a new sign that separate an earlier one from the failure."""
+"""Number of steps without a new finding that separate an earlier one from the failure."""
 OLD = 300
-"""Steps before the first sign from which a change weighs half."""
+"""Number of steps before the first finding from which on a change weighs half."""
 OVER, OVER_STEPS = 0.3, 30
-"""Factor on the weight of a setting that was back at its value that many steps before the first sign."""
+"""Factor on the weight of a setting that was back at its value so many steps before the first finding."""
 
 
 NO_KNOBS = (ChangeSource.MOVED, ChangeSource.MEASURED)
-"""Sources without a changed setting: movements, and the shape of a gap."""
+"""Sources of changes without a changed setting: movements of metrics, and the shape of a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A setting, its changes (the heaviest first), and their weight."""
+    """A setting that may have caused the failure, its changes (the heaviest first), and their weight.
+
+    A weight of 1 is a change that is known to break runs by itself.
+    """
 
     knob: Knob
     turns: tuple[KnobChange, ...]
@@ -71,19 +74,21 @@ class Suspect:
 
     @property
     def turn(self) -> KnobChange:
-        """Return the heaviest change."""
+        """The change of this setting with the largest weight."""
         return self.turns[0]
 
     @property
     def inferred(self) -> bool:
-        """Return whether the change was inferred, not logged."""
+        """Return whether the change was inferred from metrics, not logged."""
         return self.turn.source is ChangeSource.INFERRED
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """The time span of a failure by its signs: the first, the first of the most severe, and the last; and the error of
-    onsets.
+    """The time span of a failure, in steps.
+
+    ``began``: onset of its first finding. ``first``: onset of the first of its most severe findings. ``last``: onset of
+    its last finding. ``slack``: error of onsets.
     """
 
     began: int
@@ -97,10 +102,11 @@ DATED_WITHIN = 8
 
 
 def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
-    """Return the stretch of signs with the largest weight; None where there are only remarks.
+    """Return the time span of the failure: the stretch of findings with the largest weight; None where only remarks
+    exist.
 
-    A stretch continues while the next sign is near: some detector always reports something in a run's first hundred
-    rows.
+    A stretch continues while the next finding is near: some detector always reports something in a run's first hundred
+    rows. ``found``: findings, one for each beginning. ``slack``: error of their onsets, in steps.
     """
     stretches: list[list[Sign]] = []
     for sign in sorted((sign for sign in found if sign.bad), key=lambda sign: sign.onset_step):
@@ -118,7 +124,10 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
 
 
 def suspects(turns: Sequence[KnobChange], trouble: Trouble) -> list[Suspect]:
-    """Return the changed settings, the heaviest first."""
+    """Return the changed settings that may have caused the failure, the heaviest first.
+
+    ``turns``: changes during the run. ``trouble``: time span of the failure.
+    """
     weighed: dict[str, list[tuple[float, KnobChange]]] = defaultdict(list)
     for turn in _own([turn for turn in turns if turn.source not in NO_KNOBS], trouble):
         weighed[turn.knob].append((weight_of(turn, trouble), turn))
@@ -131,8 +140,9 @@ def suspects(turns: Sequence[KnobChange], trouble: Trouble) -> list[Suspect]:
 
 
 def _own(turns: Sequence[KnobChange], trouble: Trouble) -> list[KnobChange]:
-    """Return the changes without footprints of another setting: an engine with old weights is far from the trainer, and
-    advantages off their centre, or another KL term, move the loss.
+    """Return the changes without those that another setting caused.
+
+    An engine with old weights is far from the trainer; advantages off their centre, or another KL term, move the loss.
     """
     kept = []
     for turn in turns:
@@ -145,7 +155,10 @@ def _own(turns: Sequence[KnobChange], trouble: Trouble) -> list[KnobChange]:
 
 
 def weight_of(turn: KnobChange, trouble: Trouble) -> float:
-    """Return the weight of one change."""
+    """Return the weight of one change as a cause of the failure: 1 is known to break runs by itself, and more is worse.
+
+    It depends on the size and direction of the change, and on its distance in steps from the failure.
+    """
     if turn.source is ChangeSource.STANDING:
         return STANDING
     if turn.source is ChangeSource.INFERRED:
@@ -163,7 +176,7 @@ def weight_of(turn: KnobChange, trouble: Trouble) -> float:
 
 
 def _size(turn: KnobChange, knob: Knob, step: int) -> float:
-    """Return how far the setting had changed at ``step``, as a power of its harm."""
+    """Return how far the setting had changed at ``step``, as a power of the factor that is known to harm."""
     if turn.warming:
         return WARMING
     before, after, factor = turn.before, turn.at(step), turn.factor(step)
@@ -180,7 +193,9 @@ def _size(turn: KnobChange, knob: Knob, step: int) -> float:
 
 @cache
 def knob_of(kind: str) -> str:
-    """Return the setting usually behind a kind of finding, or the setting of that name; "" if none is known."""
+    """Return the setting that is usually behind a kind of finding, or the setting of that name; empty
+    if none is known.
+    """
     named = next((knob.name for knob in catalogue.knobs().values() if kind in knob.usually), "")
     return kind if kind in catalogue.knobs() else named
 
@@ -188,16 +203,18 @@ def knob_of(kind: str) -> str:
 # Changes that rows do not show: configs that changed between attempts, and commands.
 
 LONGEST = 40
-"""Characters of an option's value."""
+"""Largest number of characters of an option's value."""
 
 
 def config_turns(configs: Mapping[int, Mapping[str, JSON]], starts: Mapping[int, int]) -> list[KnobChange]:
     """Return options of settings that differ from one attempt to the next, at the first step of the later one.
 
+    Options of the first configuration that are harmful by their size are included.
+
     Parameters
     ----------
     configs
-        Attempt -> its configuration; an attempt without one continued with the one before.
+        Attempt (process of the run) -> its configuration; an attempt without one continued with the one before.
     starts
         Attempt -> its first step.
     """
@@ -226,7 +243,7 @@ def _standing_options(
 
 
 def _flat(config: Mapping[str, JSON], within: str = "") -> dict[str, JSON]:
-    """Return dotted option -> value."""
+    """Return dotted option in lower case -> value."""
     options: dict[str, JSON] = {}
     for name, value in config.items():
         option = f"{within}{name}".lower()
@@ -253,7 +270,7 @@ def _value(value: JSON) -> float | str:
 
 
 def event_turns(events: Sequence[Event]) -> list[KnobChange]:
-    """Return settings that changed during the run, and executed commands that change a setting."""
+    """Return changes of settings that events report: settings that changed during the run, and executed commands."""
     return [*_setting_turns(events), *_command_turns(events)]
 
 

@@ -17,11 +17,11 @@ from rlwatch.wording import number
 
 
 class ChangeSource(StrEnum):
-    """Source from which a change is known.
+    """Source from which a change of a setting is known.
 
     ``logged`` by the trainer, from its ``config``, from a ``command``, or ``inferred`` from values that only this
-    setting can move at once. ``moved``: a metric moved without a changed setting. ``standing``: large from the start.
-    ``measured``: the cause of a mismatch, from the shape of the gap.
+    setting can move at once. ``moved``: a metric moved without a changed setting. ``standing``: the setting is large
+    from the start. ``measured``: the cause of a mismatch between trainer and rollout engine, from the shape of the gap.
     """
 
     LOGGED = "logged"
@@ -34,31 +34,32 @@ class ChangeSource(StrEnum):
 
 
 StepValue = tuple[int, float]
-"""A step, and the value there."""
+"""A step, and the value at it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnobChange:
-    """A setting that changed.
+    """A change of one setting during a run, or from its start.
 
     Parameters
     ----------
     knob
-        Name in ``knobs.toml``.
+        Name of the setting in ``knobs.toml``.
     name
-        The metric, option or command that shows the change.
+        Metric, option or command that shows the change.
     step
-        The first step with the changed value.
+        First step with the changed value.
     before
-        The value before; may be NaN. Text where an option is not a number, and where ``text`` describes the change.
+        Value before the change; may be NaN. Text where an option is not a number, and where ``text`` describes the
+        change.
     path
         Steps and values since, wherever it had moved on by an eighth or more: the first and the farthest among them.
     source
-        Source from which the change is known.
+        How the change is known.
     until
-        The step at which the old value returned; None: it did not.
+        Step at which the old value returned; None: it did not.
     warming
-        Whether it was in its warm-up, which is no departure: a suspect only if there is no other.
+        Whether the setting was in its warm-up, which is no departure: a suspect only if there is no other.
     text
         Description of the change, where a factor cannot describe it.
     why
@@ -77,11 +78,15 @@ class KnobChange:
     why: str = ""
 
     def at(self, step: int) -> float | str:
-        """Return the value at ``step``: the newest of the path that is not later; the first if all are."""
+        """Return the value of the setting at ``step``: the newest of the path that is not later; the first if all are
+        later.
+        """
         return next((value for at, value in reversed(self.path) if at <= step), self.path[0][1])
 
     def factor(self, step: int) -> float | None:
-        """Return the value at ``step`` over ``before``; None where that is undefined (0, NaN, a sign, a text)."""
+        """Return the value at ``step`` divided by the value before; None where that is undefined (0, NaN, a sign, a
+        text).
+        """
         before, after = self.before, self.at(step)
         if isinstance(before, str) or isinstance(after, str) or not (math.isfinite(before) and math.isfinite(after)):
             return None
@@ -114,7 +119,7 @@ def _cell(value: float | str) -> str:
 # One metric in one direction: its level, and how it leaves it.
 
 NEAR = math.log(1.02)
-"""Relative difference up to which a value is still at its level."""
+"""Log factor up to which a value is still at its level."""
 SAME = 1e-6
 """Relative difference up to which two values are equal: a long warm-up rises by little in each row."""
 ON = math.log(1.125)
@@ -124,13 +129,15 @@ PLACES = 64
 STALLED = 3
 """Rows without a rise that end a warm-up."""
 SETTLED = 60
-"""Rows without movement after which the changed value is the level from which further changes are measured."""
+"""Number of rows without movement after which the changed value is the level from which further
+changes are measured.
+"""
 USUAL = 48
-"""Rows over which the usual movement from row to row is measured."""
+"""Number of rows over which the usual movement from row to row is measured."""
 TIMES_USUAL = 6.0
-"""Usual movements that a change exceeds: a measured value, unlike a set one, moves all the time."""
+"""Number of usual movements that a change must exceed: a measured value, unlike a set one, moves all the time."""
 KEPT = 8
-"""Newest changes kept of one metric and direction."""
+"""Number of changes of one metric and direction that are kept: the newest ones."""
 TINY = 1e-12
 """Magnitudes below count as 0, which is a valid value: from 0 to anything is a jump."""
 
@@ -145,9 +152,18 @@ def _log(value: float) -> float:
 
 @dataclass(slots=True)
 class ChangeTracker:
-    """Follow one metric in one direction: ``sign`` 1 for rises, -1 for falls.
+    """Follows one logged setting in one direction and records its changes.
 
-    ``odd``: whether this tracker of the metric also handles values that are NaN or below 0.
+    Parameters
+    ----------
+    knob, metric
+        Name of the setting, and the canonical metric that logs it.
+    sign
+        1 to follow rises, -1 to follow falls.
+    least
+        Smallest factor of a change.
+    odd
+        Whether this tracker of the metric also records values that are NaN or below 0.
     """
 
     knob: str
@@ -170,11 +186,11 @@ class ChangeTracker:
 
     @property
     def turns(self) -> list[KnobChange]:
-        """Return all stored changes, and the current one."""
+        """All recorded changes, and the current one if the setting has not returned."""
         return [*self.done, *([self.open] if self.open is not None else [])]
 
     def update(self, step: int, value: float) -> None:
-        """Take the value of a row."""
+        """Take the value at ``step``."""
         if self.first is None:
             self.first = (step, value)
             self._settle(step, value)
@@ -207,7 +223,7 @@ class ChangeTracker:
         self.level, self.last_at_level, self.far = self.x, step, -math.inf
 
     def _plan(self, step: int, x: float, move: float) -> None:
-        """Follow the initial schedule, which lasts while it continues from the first row, at any rate."""
+        """Follow the initial schedule, which lasts while the value continues from the first row, at any rate."""
         self.still = self.still + 1 if abs(move) <= SAME else 0
         self.planned = move >= -SAME and self.still < STALLED
         self.level, self.last_at_level = x, step
@@ -265,7 +281,7 @@ class ChangeTracker:
         return moves[len(moves) // 2] if moves else 0.0
 
     def warming(self, step: int) -> KnobChange | None:
-        """Return the warm-up, while it lasts."""
+        """Return the warm-up as a change, while it lasts; else None."""
         if not self.planned or self.sign < 0 or self.first is None or not math.isfinite(self.value):
             return None
         began, value = self.first
@@ -281,7 +297,10 @@ def _kind_of(value: float | str) -> str:
 
 
 def standing(knob: str, name: str, step: int, value: float) -> KnobChange | None:
-    """Return the change for a value that is known to hurt by itself; None for others."""
+    """Return a change for a setting whose first value is known to hurt by its size; None for any other value.
+
+    ``knob``: name of the setting. ``name``: metric or option that shows it. ``step``: the first step.
+    """
     large = catalogue.knobs()[knob].large
     if not large or not large["from"] <= value < math.inf:
         return None
@@ -292,7 +311,7 @@ def standing(knob: str, name: str, step: int, value: float) -> KnobChange | None
 
 
 class Knobs:
-    """The settings that a run logs, row by row."""
+    """Follows all settings that a run logs row by row, and collects their changes."""
 
     def __init__(self) -> None:
         self._trackers = {
@@ -304,7 +323,7 @@ class Knobs:
         self._standing: dict[str, KnobChange] = {}
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row of canonical names."""
+        """Take the row of ``step`` (canonical metric -> value)."""
         self._step = step
         for metric, dials in self._trackers.items():
             value = metrics.get(metric)
@@ -314,13 +333,13 @@ class Knobs:
                     tracker.update(step, value)
 
     def _stand(self, metric: str, tracker: ChangeTracker, step: int, value: float) -> None:
-        """Record a first value that is large by itself."""
+        """Record a first value that is known to hurt by its size."""
         if tracker.first is None and (turn := standing(tracker.knob, metric, step, value)) is not None:
             self._standing[metric] = turn
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Return the changes so far, in order of step, including an ongoing warm-up."""
+        """Changes of settings so far, in order of step, including an ongoing warm-up."""
         found = [turn for both in self._trackers.values() for tracker in both for turn in tracker.turns]
         warming = [
             turn for both in self._trackers.values() for tracker in both if (turn := tracker.warming(self._step))
