@@ -1,7 +1,8 @@
-"""Records as plain values and back: one conversion for stores, JSON, tables and messages between ranks.
+"""Conversion of records (frozen dataclasses such as a finding or an alert) to plain values and back.
 
-The fields of a record's dataclass define its contents once, so a new field is written and read without further code. A
-record of an older rlwatch lacks it and gets its default; an older rlwatch that reads it keeps it in ``extra`` and
+Stores, JSON, tables and messages between ranks use this one conversion. The fields of a record's dataclass define its
+contents once, so a new field is written and read without further code. A record that an older rlwatch wrote lacks a new
+field and gets its default. An older rlwatch that reads a record with an unknown field keeps the field in ``extra`` and
 writes it back.
 """
 
@@ -22,9 +23,10 @@ _Convert = Callable[[Any], Any]
 
 
 class Wide:
-    """A record with fields that only a newer rlwatch knows: ``extra``, by name. They are written back unchanged.
+    """Base of records that hold fields which only a newer rlwatch knows: ``extra`` maps their names to plain values.
 
-    :func:`wide` makes a subclass for each kind of record, so that other records carry no extra field.
+    The unknown fields are written back unchanged. :func:`wide` makes a subclass for each kind of record, so that
+    records without unknown fields carry no ``extra``.
     """
 
     __slots__ = ()
@@ -36,8 +38,20 @@ class Wide:
 
 
 class Plan(NamedTuple):
-    """The fields of a kind of record: their names, those without a default, the converters of plain values (where they
-    need one), and the makers of their defaults.
+    """Description of the fields of one record dataclass, by which records are encoded and decoded.
+
+    Parameters
+    ----------
+    names
+        Names of all fields, without ``extra``, in the order of the dataclass.
+    known
+        The names as a set.
+    needed
+        Names of the fields without a default.
+    converts
+        Pairs of a field's name and the function that converts a plain value to its type; only fields that need one.
+    defaults
+        Field name -> function that returns the field's default, or ``MISSING`` for a field without one.
     """
 
     names: tuple[str, ...]
@@ -45,14 +59,14 @@ class Plan(NamedTuple):
     needed: tuple[str, ...]
     converts: tuple[tuple[str, _Convert], ...]
     defaults: Mapping[str, Callable[[], Any]]
-    """Field -> converter from a plain value; without fields that hold plain values."""
+    """Field -> function that returns its default; ``MISSING`` for a field without one."""
 
 
 _plans: dict[type, Plan] = {}
 
 
 def plan_of(kind: type) -> Plan:
-    """Return the plan of a dataclass, without its field ``extra``."""
+    """Return the cached :class:`Plan` of the record dataclass ``kind``: its fields, without ``extra``."""
     plan = _plans.get(kind)
     if plan is None:
         plan = _plans[kind] = _planned(kind)
@@ -69,7 +83,9 @@ def _planned(kind: type) -> Plan:
 
 
 def type_of(kind: type, name: str) -> Any:
-    """Return the type of a field; ``Any`` where it is unknown."""
+    """Return the type annotation of the field ``name`` of the dataclass ``kind``; ``Any`` where it
+    cannot be resolved.
+    """
     return next((_hint(kind, each.type) for each in fields(kind) if each.name == name), Any)
 
 
@@ -77,7 +93,9 @@ _wide: dict[type, type] = {}
 
 
 def wide(kind: type[_T]) -> type[_T]:
-    """Return the subclass of this kind of record with unknown fields."""
+    """Return a subclass of the record dataclass ``kind`` with the field ``extra``, which holds fields unknown to this
+    rlwatch.
+    """
     if issubclass(kind, Wide):
         return kind
     if kind not in _wide:
@@ -88,7 +106,8 @@ def wide(kind: type[_T]) -> type[_T]:
 
 
 def encoded(record: Any) -> dict[str, Any]:
-    """Return the fields of ``record`` by name, unknown ones included. For JSON their values need :func:`nearest`.
+    """Return the fields of ``record`` by name, with those unknown to this rlwatch; for JSON, pass :func:`nearest` as
+    default.
 
     >>> from rlwatch.records import Purge
     >>> list(encoded(Purge("r", "math", "seed-1", "ann", 5.0, "bob", 4.0)))
@@ -100,7 +119,11 @@ def encoded(record: Any) -> dict[str, Any]:
 
 
 def decoded(kind: type[_T], values: Mapping[str, Any]) -> _T:
-    """Return the record. Raises ``ValueError`` for a missing field without default, or an invalid value.
+    """Return a record of the dataclass ``kind`` made from plain ``values`` (field name -> value); the inverse of
+    :func:`encoded`.
+
+    Fields that this rlwatch does not know move to ``extra``. Raises ``ValueError`` for a missing field without default,
+    or an invalid value.
 
     >>> from rlwatch.records import AuditEntry
     >>> decoded(AuditEntry, {"entry_id": "e1", "at": 5.0, "by": "ann", "act": "note", "text": "x", "mood": 1}).extra
@@ -110,7 +133,12 @@ def decoded(kind: type[_T], values: Mapping[str, Any]) -> _T:
 
 
 def read(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Convert plain values to arguments of ``kind``, in place; unknown fields move to ``extra``."""
+    """Convert the plain values in ``given`` to constructor arguments of the dataclass ``kind``, in place, and return
+    ``given``.
+
+    Fields that ``kind`` does not have move to ``given["extra"]``. Raises ``ValueError`` for a value that is no member
+    of the field's enum.
+    """
     plan = plan_of(kind)
     for name, convert in plan.converts:
         if name in given:
@@ -121,7 +149,10 @@ def read(kind: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def made(kind: type[_T], given: Mapping[str, Any]) -> _T:
-    """Return the record of these arguments. Raises ``ValueError`` that names the missing ones."""
+    """Return a record of the dataclass ``kind`` with the constructor arguments ``given``, as :func:`read` returns them.
+
+    Raises ``ValueError`` that names the missing fields.
+    """
     try:
         return (wide(kind) if EXTRA in given else kind)(**given)
     except TypeError as error:
@@ -131,7 +162,11 @@ def made(kind: type[_T], given: Mapping[str, Any]) -> _T:
 
 
 def beyond(record: Any, columns: Collection[str] = ()) -> dict[str, Any]:
-    """Return the fields outside ``columns`` that differ from their default, then the unknown ones."""
+    """Return the fields of ``record`` that have no column of their own and differ from their default, by name.
+
+    Stores keep these in one JSON column. ``columns``: names of the fields that have a column. Fields unknown to this
+    rlwatch are included, first.
+    """
     found = {}
     for name, default in plan_of(type(record)).defaults.items():
         if name not in columns and not _same(value := getattr(record, name), default()):
@@ -141,7 +176,11 @@ def beyond(record: Any, columns: Collection[str] = ()) -> dict[str, Any]:
 
 
 def enriched(record: _T, rest: Mapping[str, Any]) -> _T:
-    """Return ``record`` with the fields that :func:`beyond` returned."""
+    """Return a copy of ``record`` with the fields in ``rest``, which :func:`beyond` returned when the record was
+    stored.
+
+    Raises ``ValueError`` for an invalid value in ``rest``.
+    """
     if not rest:
         return record
     given = read(type(record), dict(rest))
@@ -153,7 +192,10 @@ def enriched(record: _T, rest: Mapping[str, Any]) -> _T:
 
 
 def nearest(value: object) -> Any:
-    """Return the JSON value for enums, records, mappings, sets, numpy; else the text: ``json.dumps(default=...)``."""
+    """Return a JSON value for an enum, record, mapping, set, numpy array or scalar; the text of anything else.
+
+    For ``json.dumps(default=nearest)``.
+    """
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -168,12 +210,12 @@ def nearest(value: object) -> Any:
 
 
 def _default(of: Field[Any]) -> Callable[[], Any]:
-    """Return the maker of the field's default; for a field without one it makes ``MISSING``."""
+    """Return a function that returns the field's default; for a field without one it returns ``MISSING``."""
     return (lambda: of.default) if of.default_factory is MISSING else of.default_factory
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Return whether a value is the default exactly: 0 is not False, -0.0 is not 0.0, and NaN equals NaN."""
+    """Return whether ``value`` is exactly the default: 0 is not False, -0.0 is not 0.0, and NaN equals NaN."""
     if value is default:
         return True
     if type(value) is not type(default):
@@ -197,7 +239,9 @@ def _hint(kind: type, annotation: Any) -> Any:
 
 
 def converter(hint: Any) -> _Convert | None:
-    """Return the converter from a plain value to this type; None where it is plain already."""
+    """Return a function that converts a plain (JSON) value to the type ``hint``; None where the plain value is already
+    one.
+    """
     of = get_origin(hint)
     if of in (Union, UnionType):
         inner = [one for one in get_args(hint) if one is not NoneType]
@@ -225,7 +269,9 @@ def _unless_none(convert: _Convert) -> _Convert:
 
 
 def member_of(kind: type[Enum]) -> _Convert:
-    """Return a function from values to members, which raises ``ValueError`` for other values."""
+    """Return a function that converts a value to the member of the enum ``kind``; it raises ``ValueError`` for other
+    values.
+    """
     members = {member.value: member for member in kind}
 
     def member(value: Any) -> Any:

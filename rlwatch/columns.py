@@ -1,8 +1,9 @@
-"""Columns of runs, findings, alerts and events: each with its kind of value, its meaning, its title and its format.
+"""Columns of the tables of runs, findings, alerts and events: the kind of value, meaning, title and format of each
+column.
 
-The one list that tables of every interface take theirs from: the command line, the dashboard, reports and DataFrames.
-An interface chooses columns by name and draws a format in its own way. A field that a record gets is a column of its
-table without another line.
+The tables of the command line, the dashboard, reports and DataFrames all take their columns from this list. An
+interface chooses columns by name and draws a format in its own way. A new field of a record becomes a column of its
+table without further code.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from rlwatch.records import Alert, Event, Finding, RunInfo
 from rlwatch.wording import cell, duration, number, one_line, step
 
 LONGEST = 300
-"""Characters of a text in a table."""
+"""Number of characters after which a text in a table is cut off."""
 
 
 class Format(StrEnum):
-    """Form in which a value is shown to people."""
+    """The form in which an interface shows a value of a column to people, such as a step, an age or a severity."""
 
     TEXT = "text"
     STEP = "step"
     NUMBER = "number"
     AGE = "age"
-    """A time in seconds, in words."""
+    """A duration in seconds, shown in words."""
     SEVERITY = "severity"
     STATUS = "status"
     """State of a run, or of an alert."""
     KIND = "kind"
-    """The name of a failure."""
+    """The name of a kind of failure."""
 
 
 _RIGHT = (Format.STEP, Format.NUMBER, Format.AGE)
@@ -41,18 +42,18 @@ _RIGHT = (Format.STEP, Format.NUMBER, Format.AGE)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
+    """One column of a table: the type of its values, their meaning, its title and its format.
 
     Parameters
     ----------
     kind
         ``"int"``, ``"float"``, ``"bool"`` or ``"str"``. A value that is not known is missing, never NaN.
     meaning
-        What it holds, with its unit.
+        Meaning of the values, with their unit.
     title
-        Its title where people read it; empty: its name.
+        Title that people read; empty: the column's name.
     format
-        How its values are shown to people.
+        Form in which the values are shown to people.
     """
 
     kind: str
@@ -62,12 +63,12 @@ class Column:
 
     @property
     def right(self) -> bool:
-        """True of numbers, which are aligned to the right."""
+        """True if the column holds numbers, which a table aligns to the right."""
         return self.format in _RIGHT
 
 
 def title_of(columns: Mapping[str, Column], name: str) -> str:
-    """The title of a column.
+    """Return the title of the column ``name``: its own title, or its name with spaces instead of underscores.
 
     >>> title_of(FINDINGS, "onset_step"), title_of(FINDINGS, "severity")
     ('onset', 'severity')
@@ -76,7 +77,7 @@ def title_of(columns: Mapping[str, Column], name: str) -> str:
 
 
 def heads(columns: Mapping[str, Column], names: Iterable[str]) -> list[str]:
-    """Titles of columns, with ``>`` before those of numbers.
+    """Return the titles of the columns ``names``; a ``>`` before a title marks a column of numbers.
 
     >>> heads(FINDINGS, FINDINGS_SHOWN)
     ['severity', 'kind', '>onset', '>detected', 'what']
@@ -85,7 +86,7 @@ def heads(columns: Mapping[str, Column], names: Iterable[str]) -> list[str]:
 
 
 def text_of(column: Column, value: Any) -> str:
-    """A value in words, on one line.
+    """Return ``value`` as one line of text in the format of its ``column``; ``-`` for an empty text.
 
     >>> text_of(FINDINGS["step"], 12), text_of(FINDINGS["score"], float("nan")), text_of(FINDINGS["metric"], "")
     ('12', 'NaN', '-')
@@ -105,7 +106,9 @@ _FORMATS = {"int": Format.NUMBER, "float": Format.NUMBER}
 
 
 def columns_of(kind: type, known: Mapping[str, Column], left_out: Iterable[str] = ()) -> dict[str, Column]:
-    """``known``, and after them a column for every other field of the record but those ``left_out``."""
+    """Return the columns ``known``, then one for each other field of the record dataclass ``kind``
+    except ``left_out``.
+    """
     more = {}
     for name in codec.plan_of(kind).names:
         if name not in known and name not in left_out:
@@ -121,7 +124,7 @@ def columns_of(kind: type, known: Mapping[str, Column], left_out: Iterable[str] 
 
 
 def columns_seen(columns: Mapping[str, Column], rows: Iterable[Mapping[str, Any]]) -> dict[str, Column]:
-    """``columns``, and one for every other name in ``rows``: fields that only a newer rlwatch knows."""
+    """Return ``columns``, then one for each other name in ``rows``: such fields come from a newer rlwatch."""
     seen = {name: type(value) for row in rows for name, value in row.items() if name not in columns}
     return {**columns, **{name: Column(_KINDS.get(of, "str"), "") for name, of in seen.items()}}
 
@@ -130,7 +133,7 @@ LEFT_OUT_OF_RUNS = (
     "config", "state", "state_reason", "heartbeat_at", "last_ts", "host", "pid", "curation", "edited_at", "edited_by",
     "logged_name", "logged_tags", "stage", "stage_since",
 )  # fmt: skip
-"""Fields of a run and its curation that its row has in another form, or not at all; any other one is in it."""
+"""Fields of a run that a table of runs omits or has in another form. Every other field is a column."""
 RUNS: Mapping[str, Column] = columns_of(
     RunInfo,
     {
@@ -180,7 +183,7 @@ FINDINGS: Mapping[str, Column] = columns_of(
 )
 """Columns of a table of findings."""
 FINDINGS_SHOWN = ("severity", "kind", "onset_step", "step", "message")
-"""Those that a terminal and a report have room for."""
+"""The columns of findings that fit into a terminal or a report."""
 ALERTS: Mapping[str, Column] = columns_of(
     Alert,
     {

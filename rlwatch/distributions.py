@@ -1,8 +1,8 @@
-"""Distributions of a quantity over the tokens of a step: counts in bins that are the same for every step and rank.
+"""Histograms of a quantity over all tokens of a step, with bins that are the same for every step and rank.
 
-A bin is what float32 numbers have in common that share sign, exponent and the first bits of the mantissa: a half or a
-quarter of an octave. So bins need no settings, two counts add up to the count of both, and a quantile is known to
-within the bin it is in. Small values share one bin around 0; NaN and infinities are counted apart.
+A bin holds the float32 numbers with the same sign, exponent and first one or two bits of the mantissa: a half or a
+quarter of an octave. So bins need no settings, the counts of two ranks can be added, and a quantile is known to within
+its bin. Small values share one bin around 0. NaN and infinities are counted separately.
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ if TYPE_CHECKING:
 MANTISSA = 23
 """Bits of a float32 number's mantissa."""
 ENDLESS = 255
-"""Exponent, as it is stored, of what is not finite."""
+"""Stored exponent of the float32 numbers that are infinite or NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenQuantity:
-    """A quantity of tokens. ``bits`` of the mantissa separate bins: 1 for halves, 2 for quarters of an octave.
+    """One quantity that is measured for every token, such as the entropy, and the bins of its histogram.
 
-    Values smaller than ``least`` (a power of 2) either way share a bin. ``log``: what is counted is the logarithm.
-    ``code`` identifies all of this in a record: other bins need another.
+    Parameters
+    ----------
+    code
+        Number that identifies the quantity and its bins in a record; different bins need a new code.
+    name, title, unit
+        Name in code, name for people, and unit (empty for a ratio).
+    bits
+        Bits of the mantissa that separate bins: 1 for halves of an octave, 2 for quarters.
+    least
+        Values between ``-least`` and ``least`` share one bin; a power of 2.
+    log
+        Whether the counted value is the logarithm of the quantity.
     """
 
     code: int
@@ -47,18 +57,21 @@ QUANTITIES = {
         TokenQuantity(2, "entropy", "entropy", "nats", 2, 2.0**-9),
     )
 }
-"""What is counted of tokens, by name: log pi / pi_old; log-probs of trainer and rollout engine; entropy."""
+"""Quantities of tokens whose histograms are recorded, by name: log pi / pi_old; the difference of log-probs between
+trainer and rollout engine; entropy.
+"""
 
 
 def bins_of(bits: int) -> int:
-    """Number of bins of all float32 numbers."""
+    """Return the number of bins into which all float32 numbers fall if ``bits`` bits of the mantissa separate bins."""
     return 1 << (1 + 8 + bits)
 
 
 def bin_ends(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of every bin, in order of sign, exponent and mantissa as they are stored.
+    """Return the lower and the upper end of every bin as two float64 arrays of :func:`bins_of` values.
 
-    Of what is not finite both ends are the value: -inf, inf or NaN.
+    The bins are in the order of sign, exponent and mantissa as float32 stores them: positive ones first, outwards from
+    0, then negative ones likewise. For a bin of infinities or NaN both ends are -inf, inf or NaN.
     """
     import numpy as np
 
@@ -76,7 +89,10 @@ def bin_ends(bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kept_bins(quantity: TokenQuantity) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of every bin of finite values as they are recorded, ascending; each ends where one begins."""
+    """Return the lower and the upper end of every recorded bin of finite values, ascending: two arrays of equal length.
+
+    Each bin begins where the one before it ends. Small values are in one bin around 0.
+    """
     import numpy as np
 
     low, high = _ends(quantity)
@@ -87,14 +103,16 @@ def kept_bins(quantity: TokenQuantity) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ends(quantity: TokenQuantity) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`bin_ends`, but that the first bin is that of all small values."""
+    """Return :func:`bin_ends` with the first bin widened to -least .. least, for all small values."""
     low, high = bin_ends(quantity.bits)
     low[0], high[0] = -quantity.least, quantity.least
     return low, high
 
 
 def _folding(quantity: TokenQuantity) -> np.ndarray:
-    """Of every bin the one that it is recorded in: small values in the first, all NaNs in one."""
+    """Return for every bin the number of the bin in which it is recorded: the first one for small values, one for all
+    NaNs.
+    """
     import numpy as np
 
     low, high = bin_ends(quantity.bits)
@@ -107,10 +125,20 @@ def _folding(quantity: TokenQuantity) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """One ``quantity`` over the tokens of each of S records, by step and attempt.
+    """Histograms of one ``quantity`` over the tokens of each of S recorded steps.
 
-    ``counts`` (S, R) tokens between ``low`` and ``high`` (R,), which ascend; ``broken`` (S, 3) counts NaN, -Inf and
-    +Inf, which are in no bin.
+    Parameters
+    ----------
+    quantity
+        Name in :data:`QUANTITIES`.
+    steps, attempts
+        (S,) optimizer step, and process of the run (1, 2, ...; a resume is a new one), of each record.
+    low, high
+        (R,) lower and upper ends of the bins, ascending.
+    counts
+        (S, R) number of tokens in each bin.
+    broken
+        (S, 3) number of tokens whose value is NaN, -Inf and +Inf; they are in no bin.
     """
 
     quantity: str
@@ -123,24 +151,28 @@ class Distributions:
 
     @property
     def finite(self) -> np.ndarray:
-        """Number of tokens with a finite value (S,)."""
+        """Number of tokens with a finite value in each recorded step, an integer array (S,)."""
         total: np.ndarray = self.counts.sum(axis=1)
         return total
 
     @property
     def tokens(self) -> np.ndarray:
-        """Number of tokens (S,)."""
+        """Number of all tokens in each recorded step, also those with NaN or infinities, an integer array (S,)."""
         total: np.ndarray = self.finite + self.broken.sum(axis=1)
         return total
 
     def where(self, mask: np.ndarray) -> Distributions:
-        """Those of some of the records."""
+        """Return the histograms of only those recorded steps for which the boolean ``mask`` (S,) is True."""
         kept = (of[mask] for of in (self.steps, self.attempts, self.counts, self.broken))
         steps, attempts, counts, broken = kept
         return Distributions(self.quantity, steps, attempts, self.low, self.high, counts, broken)
 
     def quantiles(self, shares: Sequence[float]) -> np.ndarray:
-        """Quantiles (S, Q) of the finite values: each lies in the bin that the exact one is in. NaN of none."""
+        """Return the quantiles ``shares`` (Q numbers in [0, 1]) of the finite values of each step, a float array (S,
+        Q).
+
+        A quantile is interpolated in the bin that contains the exact one. It is NaN for a step without finite values.
+        """
         import numpy as np
 
         found = np.full((len(self.steps), len(shares)), np.nan)
@@ -159,7 +191,15 @@ class Distributions:
 
 
 def batch_of(step: int, counted: Mapping[str, np.ndarray]) -> SpikeBatch | None:
-    """Counts of every bin (quantity -> :func:`bins_of` counts) as one record; None where nothing was counted."""
+    """Return the histograms of one step as one record for the store; None if no token was counted.
+
+    Parameters
+    ----------
+    step
+        The optimizer step.
+    counted
+        Quantity -> integer array of :func:`bins_of` counts, one for each bin in the order of :func:`bin_ends`.
+    """
     import numpy as np
 
     columns: tuple[list[np.ndarray], ...] = ([], [], [])
@@ -179,7 +219,9 @@ def batch_of(step: int, counted: Mapping[str, np.ndarray]) -> SpikeBatch | None:
 
 
 def distributions(batches: Iterable[SpikeBatch]) -> dict[str, Distributions]:
-    """Records of :func:`batch_of` by quantity; what makes no sense is left out."""
+    """Return the histograms in records that :func:`batch_of` made, by name of the quantity; invalid records are
+    skipped.
+    """
     import numpy as np
 
     read = [found for batch in batches if (found := _columns_of(batch)) is not None]
@@ -208,8 +250,10 @@ def _columns_of(batch: SpikeBatch) -> tuple[tuple[np.ndarray, ...], SpikeBatch] 
 
 
 def _gathered(quantity: TokenQuantity, of: np.ndarray, *columns: np.ndarray) -> Distributions:
-    """One quantity of all records. ``of`` (N, 2): step and attempt of each; ``columns``: which of them a row is of,
-    the bin, and how often.
+    """Return the histograms of one quantity in all records.
+
+    ``of`` (N, 2): step and attempt of each record. ``columns``: three arrays of equal length, with the index of the
+    record, the bin and the count.
     """
     import numpy as np
 
@@ -230,10 +274,11 @@ def _gathered(quantity: TokenQuantity, of: np.ndarray, *columns: np.ndarray) -> 
 
 
 class Sparing:
-    """Decides which distributions are kept: all of the first :attr:`WHOLE` steps, then one in ever more.
+    """Choice of the steps whose histograms are stored: all of the first :attr:`WHOLE` steps, then an ever smaller
+    share.
 
-    Of n steps about WHOLE (1 + ln(n / WHOLE)) are kept, so that a run of any length stays small and its newest steps
-    lie no further apart than a thousandth of it.
+    Of n steps about WHOLE (1 + ln(n / WHOLE)) are stored, so that a run of any length stays small and its newest steps
+    lie no further apart than a thousandth of its length.
     """
 
     WHOLE = 1000
@@ -242,7 +287,7 @@ class Sparing:
         self._seen, self._kept_at = 0, 0
 
     def due(self) -> bool:
-        """True where the distributions of one more step are to be kept."""
+        """Count one more step; return True if its histograms are to be stored."""
         self._seen += 1
         if self._seen - self._kept_at < -(-self._seen // self.WHOLE):
             return False

@@ -1,11 +1,13 @@
-"""Boundary around rlwatch's work in foreign code: a training loop, its values, model and backward; and our own threads.
+"""Boundary around rlwatch's own work inside other code: a training loop, its values, model and backward; and our
+threads.
 
-An error there is counted, logged once and not raised; a part that keeps failing is switched off.
+An error there is counted, logged once and not raised; a part that keeps failing is switched off. A *tap* is a named
+part of rlwatch that reads values of a live trainer.
 
-These exceptions pass: ``KeyboardInterrupt``, ``SystemExit`` and all others that are no ``Exception``, because on a
-training thread they are meant to end the process; and any exception of a *signal handler* that runs during our work (a
-time limit by ``SIGALRM``, a preemption notice), because it belongs to the training loop. In our own threads
-(:func:`run_forever`) neither applies, and nothing passes.
+Some exceptions pass. ``KeyboardInterrupt``, ``SystemExit`` and all others that are no ``Exception`` pass, because on a
+training thread they are meant to end the process. Any exception of a *signal handler* that runs during our work (a time
+limit by ``SIGALRM``, a preemption notice) passes, because it belongs to the training loop. In our own threads
+(:func:`run_forever`) nothing passes.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 logger = logging.getLogger("rlwatch")
 
 LIMIT = 3
-"""Failures after which a tap is switched off."""
+"""Number of failures after which a tap (a part of rlwatch that reads a live trainer) is switched off."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def described(error: BaseException, most: int = 300) -> str:
-    """Return type and text of an error in one shortened line, even if its ``__str__`` raises.
+    """Return type and text of an error in one line of at most ``most`` characters, even if its ``__str__`` raises.
 
     >>> described(KeyError("x"))
     "KeyError: 'x'"
@@ -45,7 +47,7 @@ def described(error: BaseException, most: int = 300) -> str:
 
 
 def passing(error: BaseException | None) -> bool:
-    """Return whether the machine lacked a file descriptor or memory at the moment.
+    """Return whether ``error``, or an error that caused it, is a temporary lack of file descriptors or memory.
 
     >>> passing(OSError(EMFILE, "too many open files")), passing(OSError("no such file"))
     (True, False)
@@ -61,7 +63,9 @@ _PASSING = {EMFILE, ENFILE, ENOMEM, EAGAIN}
 
 
 def shown(value: object) -> str:
-    """Return the ``repr`` of a foreign value, bounded in length and effort; its type if ``repr`` raises."""
+    """Return the ``repr`` of a value from foreign code, bounded in length and effort; a text with its type if ``repr``
+    raises.
+    """
     try:
         return _brief.repr(value)
     except Exception:  # noqa: BLE001  (boundary: the __repr__ of a foreign value)
@@ -73,12 +77,13 @@ _brief.maxlevel, _brief.maxstring, _brief.maxother = 3, 80, 80
 
 
 def words(value: object) -> str:
-    """Return a foreign value as text: itself if it is a string."""
+    """Return a value from foreign code as text: a string unchanged, anything else as its bounded ``repr``."""
     return value if type(value) is str else shown(value)
 
 
 def seconds(value: object, otherwise: float) -> float:
-    """Return a time limit that a caller gave: a number >= 0, else ``otherwise``.
+    """Return the time limit ``value`` in seconds, at least 0, that a caller gave; ``otherwise`` if it is no number or
+    NaN.
 
     >>> seconds(2, 10.0), seconds(-1, 10.0), seconds(float("nan"), 10.0), seconds("soon", 10.0)
     (2.0, 0.0, 10.0, 10.0)
@@ -89,7 +94,11 @@ def seconds(value: object, otherwise: float) -> float:
 
 
 def log_message(level: int, message: str, *args: object) -> None:
-    """Log a message; errors of log handlers and filters are suppressed."""
+    """Log ``message % args`` at ``level`` (as in :mod:`logging`) on rlwatch's logger; errors of log handlers are
+    suppressed.
+
+    Exceptions of a signal handler pass.
+    """
     try:
         logger.log(level, message, *args)
     except Exception as error:
@@ -98,7 +107,9 @@ def log_message(level: int, message: str, *args: object) -> None:
 
 
 def by_a_signal(error: BaseException) -> bool:
-    """Return whether a signal handler raised it: then it belongs to the process, wherever it arrived."""
+    """Return whether a signal handler of the process raised ``error``: such an exception must reach
+    the training loop.
+    """
     if threading.current_thread() is not threading.main_thread():
         return False  # Python runs handlers in the main thread only
     handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
@@ -111,7 +122,7 @@ def by_a_signal(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code of a handler, if it is Python code."""
+    """Return the code object of a signal handler; None if it is not Python code."""
     while isinstance(handler, partial):
         handler = handler.func
     if not callable(handler):  # SIG_DFL, SIG_IGN, or None: not installed by Python
@@ -121,10 +132,11 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 def call_or(work: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
-    """Return ``work()``, which uses a foreign value, store or library; if it raises, ``otherwise(error)``.
+    """Return ``work()``; if it raises an ``Exception``, return ``otherwise(error)``.
 
-    Foreign exceptions have no common type. The module describes those that pass. ``otherwise`` may raise what the
-    caller documents; it must not keep the error, which would keep its frames.
+    For work with foreign values, stores and libraries, whose exceptions have no common type. The module describes the
+    exceptions that pass. ``otherwise`` may raise what the caller documents. It must not keep the error, which holds
+    references to the local variables of all its frames.
     """
     try:
         return work()
@@ -140,7 +152,11 @@ def sheltered(
     *,
     passing: type[BaseException] | tuple[type[BaseException], ...] = (),
 ) -> T:
-    """:func:`call_or` for our own threads, where no interrupt or exit is intended: only ``passing`` passes."""
+    """Return ``work()``; if it raises anything, ``otherwise(error)``. For our own threads, where no interrupt is
+    intended.
+
+    Only exceptions of the types ``passing`` are raised; unlike :func:`call_or` it catches every ``BaseException``.
+    """
     try:
         return work()
     except passing:
@@ -150,13 +166,13 @@ def sheltered(
 
 
 class Reported:
-    """Pass any exception that ends the block to ``failed``, then raise it unchanged."""
+    """Context manager that passes any exception of its block to ``failed`` and lets it propagate unchanged."""
 
     def __init__(self, failed: Callable[[BaseException], object]) -> None:
         self._failed = failed
 
     def __enter__(self) -> None:
-        """Do nothing."""
+        """Do nothing: only the end of the block matters."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -166,9 +182,10 @@ class Reported:
 
 
 def raised_by(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
-    """Return the exception that ``work(*args, **kwargs)`` raised, or None.
+    """Return the exception that ``work(*args, **kwargs)`` raised, or None; the result of ``work`` is dropped.
 
-    The module describes the exceptions that pass. The error keeps its frames: use it and drop it.
+    The module describes the exceptions that pass. The error holds references to the local variables of its frames: do
+    not keep it.
     """
     try:
         work(*args, **kwargs)
@@ -180,17 +197,17 @@ def raised_by(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> E
 
 
 class Contained:
-    """Suppress any ``Exception`` of the block and pass it to ``failed``, whose own errors are suppressed too.
+    """Context manager that suppresses any ``Exception`` of its block and passes it to ``failed``.
 
-    The module describes the exceptions that pass. ``failed`` must not keep the error, which would keep its frames, and
-    with them the tensors of a step.
+    Errors of ``failed`` are suppressed too. The module describes the exceptions that pass. ``failed`` must not keep the
+    error, which holds references to its frames and with them to the tensors of a step.
     """
 
     def __init__(self, failed: Callable[[Exception], object]) -> None:
         self._failed = failed
 
     def __enter__(self) -> None:
-        """Do nothing."""
+        """Do nothing: only the end of the block matters."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -206,14 +223,16 @@ class Contained:
 
 
 class ErrorBoundary:
-    """Run rlwatch's work inside a training loop: errors are counted on the run, logged once and dropped.
+    """Boundary for rlwatch's work inside a training loop: errors are counted on the run, logged once and dropped.
 
-    After :data:`LIMIT` failures a tap is switched off; its further calls are counted as ``skipped``.
+    After :data:`LIMIT` failures a tap (a named part that reads the live trainer) is switched off. Its further calls are
+    counted as ``skipped``.
 
     Parameters
     ----------
     run
-        The :class:`rlwatch.run.Run` that counts, which is layers above this module; None: failures are not counted.
+        The :class:`rlwatch.run.Run` whose counters ``errors`` and ``skipped`` are raised; None: failures are not
+        counted there. (The class is layers above this module.)
     """
 
     def __init__(self, run: Any = None) -> None:
@@ -221,7 +240,10 @@ class ErrorBoundary:
         self._failures: dict[str, int] = {}
 
     def attempt(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return ``work(*args, **kwargs)``; None if it raised, or if ``tap`` is switched off."""
+        """Return ``work(*args, **kwargs)``; None if it raised, or if the tap of that name is switched off.
+
+        ``tap``: name of the part of rlwatch that does the work. Failures are counted for each name.
+        """
         # Written out, not by Contained: at the end of the stack (RecursionError) no function of ours can be called.
         try:
             if self._failures.get(tap, 0) >= LIMIT:
@@ -240,7 +262,9 @@ class ErrorBoundary:
             return None
 
     def guard_background(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """:meth:`attempt` for our own threads, where no interrupt or exit is intended: nothing passes."""
+        """Return ``work(*args, **kwargs)`` like :meth:`attempt`, but on a thread of rlwatch, where no exception at all
+        passes.
+        """
         try:
             return self.attempt(tap, work, *args, **kwargs)
         except BaseException as error:  # noqa: BLE001  (the boundary of a thread)
@@ -248,7 +272,10 @@ class ErrorBoundary:
             return None
 
     def hook(self, tap: str, work: Callable[..., object]) -> Callable[..., None]:
-        """Wrap ``work`` as a hook for PyTorch that receives the hook's arguments and changes nothing."""
+        """Return ``work`` wrapped as a PyTorch hook: it receives the hook's arguments, and always returns None.
+
+        Its errors are handled by :meth:`attempt` under the name ``tap``. A copied model has an empty hook instead.
+        """
 
         def hooked(*args: Any, **kwargs: Any) -> None:
             self.attempt(tap, work, *args, **kwargs)
@@ -256,16 +283,18 @@ class ErrorBoundary:
         return Tapped(_nothing, hooked)
 
     def works(self, tap: str) -> bool:
-        """Return whether ``tap`` is still switched on."""
+        """Return whether the tap of that name is still switched on: it has failed fewer than :data:`LIMIT` times."""
         return self._failures.get(tap, 0) < LIMIT
 
     @property
     def errors(self) -> int:
-        """Return the failures of all taps so far, which a process without a run reports to the one that has it."""
+        """Number of failures of all taps in this process so far. A rank without a run reports it to the rank that has
+        the run.
+        """
         return sum(self._failures.copy().values())
 
     def failed(self, tap: str, error: BaseException) -> None:
-        """Count a failure of ``tap``; log the first one, and the one that switches the tap off."""
+        """Count a failure of the named tap; log its first failure, and the one that switches the tap off."""
         failures = self._failures[tap] = self._failures.get(tap, 0) + 1
         self._count("errors")
         if failures == 1:
@@ -280,10 +309,17 @@ class ErrorBoundary:
 
 
 class Tapped:
-    """A function of rlwatch's that replaces, and is called instead of, a function of a foreign object.
+    """A function of rlwatch that replaces a function of a foreign object, such as a trainer's method.
 
-    A copy by :mod:`copy` or :mod:`pickle` is the original again, bound to the copied object if it is a method. So a
-    copy of a watched model or trainer is not watched, and records nothing into the run of the original.
+    A copy by :mod:`copy` or :mod:`pickle` is the original function again, bound to the copied object if it is a method.
+    So a copy of a watched model or trainer is not watched, and records nothing into the run.
+
+    Parameters
+    ----------
+    original
+        The function that is replaced, and that a copy contains.
+    calls
+        The function that is called instead.
     """
 
     def __init__(self, original: Callable[..., Any], calls: Callable[..., Any]) -> None:
@@ -291,7 +327,7 @@ class Tapped:
         self._original, self._calls = original, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the replacement."""
+        """Call the replacement with these arguments and return its result."""
         return self._calls(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -303,11 +339,14 @@ def _as_it_is(value: T) -> T:
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Replace a hook in a copy."""
+    """Do nothing: replaces a hook in a copy of a model."""
 
 
 def copied(what: str, instead: str) -> None:
-    """Log, once a process, that a copy of ``what`` records nothing, and what to do ``instead``."""
+    """Log a warning, once in a process, that a copy of a ``what`` (model, trainer) records nothing.
+
+    ``instead``: advice on what to do, as the end of the sentence.
+    """
     if what not in _copied:
         _copied.add(what)
         log_message(logging.WARNING, "a copy of a %s records nothing, here and in other processes; %s", what, instead)
@@ -317,7 +356,7 @@ _copied: set[str] = set()
 
 
 class HasErrorBoundary(Protocol):
-    """An object with an error boundary."""
+    """Any object that has an :class:`ErrorBoundary` as its attribute ``seam``."""
 
     seam: ErrorBoundary
 
@@ -326,7 +365,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def guarded(method: Method) -> Method:
-    """Wrap a method that a trainer calls on an object with an error boundary: it returns None instead of raising."""
+    """Wrap a method that a trainer calls: it returns None instead of raising an error into the training.
+
+    The object must have an :class:`ErrorBoundary` as ``seam``. Failures are counted under the name of the method.
+    """
 
     @wraps(method)
     def through_the_seam(self: HasErrorBoundary, *args: Any, **kwargs: Any) -> Any:
@@ -341,10 +383,20 @@ def suppress_errors(
     *,
     passing: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Callable[[Method], Method]:
-    """Wrap a method that a training loop calls, with arbitrary values, on an object with ``counters``.
+    """Return a decorator for a method that a training loop calls with arbitrary values, so that errors do not reach the
+    loop.
 
-    A call with unusable values is counted as ``counter`` and logged once; it returns ``otherwise()``. Unlike a tap, the
-    method is never switched off: the next value may be valid. ``passing``: errors of set-up, which the method raises.
+    A call that raises is counted in ``self.counters``, logged once, and returns ``otherwise()``. Unlike a tap, the
+    method is never switched off: the next value may be valid.
+
+    Parameters
+    ----------
+    counter
+        Name of the counter that is raised.
+    otherwise
+        Returns the result of a failed call; None: the result is None.
+    passing
+        Types of errors that the method raises all the same: those of set-up.
     """
 
     def around(method: Method) -> Method:
@@ -372,13 +424,15 @@ def suppress_errors(
 
 
 _NOTHING: Any = object()
-"""For an argument that was not given."""
+"""Marks an argument that was not given."""
 
 
 def quick_way(quick: Callable[[Any, Mapping[str, Any], float], bool]) -> Callable[[Method], Method]:
-    """Wrap a method that takes rows so that ``quick`` is tried first; it returns True where it took the row.
+    """Return a decorator for a method that logs a row (``metrics``, ``step``): it tries the faster function ``quick``
+    first.
 
-    If ``quick`` raises, or the call has other arguments, the method itself is called, which reports what is wrong.
+    ``quick(self, metrics, step)`` returns True if it took the row. If it returns False or raises, or if the call has
+    other arguments, the method itself is called, which reports errors.
     """
 
     def around(method: Method) -> Method:
@@ -404,10 +458,19 @@ def quick_way(quick: Callable[[Any, Mapping[str, Any], float], bool]) -> Callabl
 
 
 def run_forever(work: Callable[[], object], failed: Callable[[BaseException], object], *, pause_s: float = 1.0) -> None:
-    """Run ``work`` on a thread of ours until it returns; pass each exception to ``failed``, then start again.
+    """Run ``work`` on a thread of rlwatch until it returns; after an exception, call ``failed(error)`` and start again.
 
-    ``SystemExit`` too: no signal reaches a thread other than the main one, so it is a mistake and would end the thread
-    silently. ``pause_s``: seconds between a failure and the next start.
+    ``SystemExit`` is handled like an error: no signal reaches a thread other than the main one, so it is a mistake and
+    would end the thread silently.
+
+    Parameters
+    ----------
+    work
+        The work of the thread.
+    failed
+        Receives each exception; its own errors are suppressed.
+    pause_s
+        Seconds between a failure and the next start.
     """
     while True:
         try:

@@ -1,21 +1,23 @@
-"""Every error a user can meet, each with what was wrong, the value got and what to do.
+"""Every error that a user can meet. A message states what was wrong, the value received and what to do.
 
-Nothing here is raised into a training loop after set-up: see the failure policy in ``docs/decisions``.
+No error of this module is raised into a training loop after set-up: see the failure policy in ``docs/decisions``.
 """
 
 from __future__ import annotations
 
 
 class RLWatchError(Exception):
-    """Base of all errors rlwatch raises on purpose; the CLI prints these without a traceback."""
+    """Base of all errors that rlwatch raises on purpose; the command line prints these without a traceback."""
 
 
 class ConfigError(RLWatchError):
-    """A setting is wrong: unknown key, value out of range, missing extra."""
+    """A setting is wrong: an unknown key, a value out of range, or a feature whose optional dependency is not
+    installed.
+    """
 
 
 class FirstStepError(ConfigError, ValueError):
-    """The first row of a run came with a step that is none: so would every other."""
+    """The first row that a run logged has an invalid step number, so every later row would probably have one too."""
 
 
 class StoreError(RLWatchError):
@@ -43,17 +45,24 @@ class StoreBusyError(StoreError):
 
 
 class UnstorableError(StoreError):
-    """An item cannot be stored as it is, now or later; nothing of its batch was written. ``item``: which, if known."""
+    """An item (a row, an event, a batch of tokens) cannot be stored as it is, now or later; nothing of its batch was
+    written.
+
+    ``item``: the item, or None if it is not known which one of the batch is meant.
+    """
 
     item: object = None
 
 
 class RunNotFoundError(StoreError):
-    """No run of that id in this store."""
+    """The store has no run with this id."""
 
 
 class RunLockedError(StoreError):
-    """Another process already writes this run; ``amending``: it only completes what a dead one left undone."""
+    """Another process already writes this run.
+
+    ``amending``: True if that process only completes data that a dead process of the run left unwritten.
+    """
 
     amending = False
 
@@ -70,9 +79,9 @@ class ImportFormatError(RLWatchError):
     source
         Path or name of the log.
     problem
-        What was wrong and what to do about it.
+        A description of what was wrong and what to do about it.
     line
-        1-based line number where reading stopped making sense, if known.
+        1-based number of the line from which the log could not be read, if known.
     """
 
     def __init__(self, source: str, problem: str, line: int | None = None) -> None:
@@ -89,11 +98,11 @@ class MissingExtraError(ConfigError, ImportError):
     Parameters
     ----------
     package
-        The import name that is missing.
+        Name under which the missing package is imported.
     extra
-        The extra of ``rlwatch-monitor`` that brings it.
+        Extra of ``rlwatch-monitor`` that installs the package (``pip install 'rlwatch-monitor[extra]'``).
     needed_for
-        What the user was trying to do.
+        The operation that the user requested; begins the message.
     """
 
     def __init__(self, package: str, extra: str, needed_for: str) -> None:

@@ -1,4 +1,8 @@
-"""Tables for other tools, typed; localised spikes as one, a row for each culprit; and what recurs among them."""
+"""Tables of a run for other tools (CSV, Parquet, JSON lines, traces), and the properties that recur among spikes.
+
+A *culprit* is a token that gradient localisation found responsible for a gradient spike. The table of spikes has a row
+for each culprit.
+"""
 
 from __future__ import annotations
 
@@ -78,22 +82,23 @@ COLUMNS: Mapping[str, Column] = {
     "message": Column("str", "what was found, in a sentence"),
     "why_not": Column("str", "why the step was not localised; empty where it was"),
 }
-"""Columns of the table, in order. ``docs/localisation.md`` lists them."""
+"""Columns of the table of spikes, in order. ``docs/localisation.md`` lists them."""
 
 OF_EVENT = {"step_cause": "cause"} | {
     name: name for name in ("norm", "threshold", "tokens", "verdict", "method", "gap", "complete", "message", "why_not")
 }
-"""Column -> field of the event of the step."""
+"""Column of the table of spikes -> field of the step's event from which its value comes."""
 UNLESS_KNOWN = ("prompt_index", "prompt", "group", "sample", "rollout", "task", "sampler_version", "reward_parts",
     "text_position")  # fmt: skip
-"""Columns in which -1 or an empty text was recorded for what the trainer did not know."""
+"""Columns for which the recorder wrote -1 or an empty text where the trainer did not know the value."""
 Row = dict[str, JSON]
 
 
 def spike_table(store: Store, run: RunInfo) -> list[Row]:
-    """A row for each culprit of ``run``, by step, the worst first, and one for each spike that has none.
+    """Return the localised gradient spikes of ``run``: a row for each culprit (a token responsible for the spike).
 
-    Each has all of :data:`COLUMNS`; None is a value that is not known, NaN and infinities are values.
+    Rows are ordered by step, in each step the largest culprit first. A spike without culprits has one row. Each row has
+    all of :data:`COLUMNS`: None is a value that is not known, NaN and infinities are measured values.
     """
     steps: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for batch in store.spikes(run.run_id, reason=CULPRITS):
@@ -115,7 +120,12 @@ def spike_table(store: Store, run: RunInfo) -> list[Row]:
 
 
 def culprits_of(batch: SpikeBatch) -> list[Row]:
-    """Culprits of one batch with what is known of them, in the order they were recorded, by the names of columns."""
+    """Return the culprits (tokens responsible for a gradient spike) in one recorded batch, as rows by name of the
+    column.
+
+    Rows are in the order of recording. Unknown values are None. A culprit whose own gradient was not verified has no
+    ``own_norm`` and no ``layers``.
+    """
     columns = {name: list(getattr(values, "tolist", lambda v=values: v)()) for name, values in batch.columns.items()}
     rows = [{name: values[i] for name, values in columns.items() if name in COLUMNS} for i in range(len(batch))]
     for i, row in enumerate(rows):
@@ -128,7 +138,7 @@ def culprits_of(batch: SpikeBatch) -> list[Row]:
 
 
 def _size(row: Row) -> float:
-    """Size that culprits of several ranks are ordered by; NaN first."""
+    """Return the size by which culprits of several ranks are ordered; infinity for NaN, which comes first."""
     sizes = [abs(row[name]) for name in ("own_norm", "contribution") if isinstance(row.get(name), float)]
     return max((math.inf if math.isnan(size) else size for size in sizes), default=math.inf)
 
@@ -136,12 +146,22 @@ def _size(row: Row) -> float:
 # What recurs.
 
 RECUR = ("token", "position", "prompt", "task", "cause", "layer")
-"""Properties that culprits of several steps may share."""
+"""Properties that the culprits (tokens responsible for spikes) of several steps may have in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecurringProperty:
-    """A ``value`` of a property that culprits of ``steps`` steps share, of ``of`` steps with culprits."""
+    """A value that the culprits (tokens responsible for gradient spikes) of several steps have in common.
+
+    Parameters
+    ----------
+    property, value
+        Name of the property, one of :data:`RECUR`, and the common value as text.
+    steps
+        Number of steps with a culprit that has this value.
+    of
+        Number of all steps with culprits.
+    """
 
     property: str
     value: str
@@ -150,8 +170,14 @@ class RecurringProperty:
 
 
 def recurring(rows: Iterable[Row], most: int = 3) -> list[RecurringProperty]:
-    """Of each of :data:`RECUR` at most ``most`` values that culprits of two or more steps share, the most
-    frequent first.
+    """Return the properties that culprits (tokens responsible for gradient spikes) of two or more steps have in common.
+
+    Parameters
+    ----------
+    rows
+        Rows of :func:`spike_table`.
+    most
+        Largest number of values for each property of :data:`RECUR`; the most frequent values come first.
     """
     seen: dict[str, dict[str, set[tuple[Any, Any]]]] = {name: defaultdict(set) for name in RECUR}
     steps = set()
@@ -183,7 +209,7 @@ def _properties(row: Row) -> dict[str, str]:
 
 
 def _object(text: JSON) -> dict[str, float]:
-    """The JSON object in a column; empty where there is none."""
+    """Return the JSON object in the text of a column; empty where there is none."""
     try:
         found = json.loads(text) if isinstance(text, str) and text else text
     except ValueError:
@@ -197,7 +223,8 @@ NEEDED = "a table"
 
 
 def arrow_table(rows: Sequence[Row], columns: Mapping[str, Column] = COLUMNS) -> pa.Table:
-    """``rows`` as a table of pyarrow, its ``columns`` typed and described.
+    """Return ``rows`` (column name -> value) as a pyarrow table with typed columns that carry their meaning as
+    metadata.
 
     Raises ``MissingExtraError`` without pyarrow.
     """
@@ -209,7 +236,8 @@ def arrow_table(rows: Sequence[Row], columns: Mapping[str, Column] = COLUMNS) ->
 
 
 def data_frame(table: pa.Table) -> pd.DataFrame:
-    """A table of pyarrow as a DataFrame with pyarrow's types: there NaN is a number that is none, ``<NA>`` is missing.
+    """Return a pyarrow table as a DataFrame with pyarrow's types: NaN remains a measured value, ``<NA>`` is a missing
+    one.
 
     Raises ``MissingExtraError`` without pandas.
     """
@@ -221,7 +249,7 @@ def data_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def pyarrow() -> Any:
-    """The package. Raises ``MissingExtraError`` where it is not installed."""
+    """Import and return the package pyarrow. Raises ``MissingExtraError`` where it is not installed."""
     try:
         import pyarrow as pa
     except ImportError:
@@ -239,25 +267,40 @@ TABLES = {
     "spikes": "a row for each culprit of a localised spike, and one for each spike that has none",
     "distributions": "a row for each step and quantity of tokens whose distribution was kept: its quantiles",
 }
-"""Tables of a run -> their rows."""
+"""Name of each table that a run can be exported as -> description of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a run: its ``columns``, and its rows as dicts (None is missing) or as a table of pyarrow."""
+    """One table of a run, ready to be written to a file.
+
+    Parameters
+    ----------
+    columns
+        Column name -> its type and meaning, in order.
+    rows
+        Function that returns the rows as dicts (column name -> value); None is a missing value.
+    whole
+        Function that returns the pyarrow table, where something faster than ``rows`` can make it.
+    """
 
     columns: Mapping[str, Column]
     rows: Callable[[], Iterable[Row]]
     whole: Callable[[], pa.Table] | None = None
-    """The table of pyarrow, where it is made of something better than rows."""
+    """Makes the pyarrow table, where something faster than ``rows`` can."""
 
     def arrow(self) -> pa.Table:
-        """The table, typed and described. Raises ``MissingExtraError`` without pyarrow."""
+        """Return the table as a pyarrow table, with types and descriptions. Raises ``MissingExtraError`` without
+        pyarrow.
+        """
         return self.whole() if self.whole is not None else arrow_table(list(self.rows()), self.columns)
 
 
 def write_parquet(table: Table, path: Path) -> int:
-    """Write a Parquet file; returns the number of rows. Raises ``MissingExtraError`` without pyarrow, ``OSError``."""
+    """Write ``table`` to ``path`` as a Parquet file; return the number of rows.
+
+    Raises ``MissingExtraError`` without pyarrow, and ``OSError`` where the file cannot be written.
+    """
     written = table.arrow()
     from pyarrow import parquet
 
@@ -266,8 +309,10 @@ def write_parquet(table: Table, path: Path) -> int:
 
 
 def write_csv(table: Table, path: Path) -> int:
-    """Write CSV in UTF-8; returns the number of rows. Missing is empty, NaN is ``NaN``, infinities ``Infinity`` and
-    ``-Infinity``. Text that a spreadsheet would take for a formula has a ``'`` before it, names of columns too.
+    """Write ``table`` to ``path`` as CSV in UTF-8; return the number of rows. Raises ``OSError``.
+
+    A missing value is an empty cell, NaN is ``NaN``, infinities are ``Infinity`` and ``-Infinity``. A ``'`` is put
+    before text (also a column's name) that a spreadsheet would evaluate as a formula.
     """
     number = 0
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -281,7 +326,9 @@ def write_csv(table: Table, path: Path) -> int:
 
 
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")
-"""How what spreadsheets evaluate begins, also after blanks and in wide letters; a file is opened by double click."""
+"""Beginning of text that spreadsheets evaluate, also after blanks and in wide letters; users open a file by double
+click.
+"""
 _JUST_A_NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*")
 
 
@@ -290,8 +337,10 @@ def _no_formula(text: str) -> str:
 
 
 def write_jsonl(table: Table, path: Path) -> int:
-    """Write a JSON object a line; returns their number. What is missing is left out; JSON has no NaN and no infinities:
-    they are the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``rlwatch scan`` reads as numbers.
+    """Write ``table`` to ``path`` with one JSON object on each line; return the number of lines. Raises ``OSError``.
+
+    Missing values are left out. JSON has no NaN and no infinities: they are the texts ``"NaN"``, ``"Infinity"`` and
+    ``"-Infinity"``, which ``rlwatch scan`` reads as numbers.
     """
     number = 0
     with path.open("w", encoding="utf-8") as file:
@@ -303,7 +352,7 @@ def write_jsonl(table: Table, path: Path) -> int:
 
 
 def _typed(value: Any, kind: str) -> Any:
-    """``value`` as its column has it; None for what is no such value, from another writer."""
+    """Return ``value`` converted to the column's type; None if that is impossible (a row of another writer)."""
     if value is None:
         return None
     try:
@@ -327,12 +376,12 @@ def _cell(value: Any) -> Any:
 # The stages of a run as a trace: the JSON of Chrome's Trace Event Format, which Perfetto reads as well.
 
 _STEPS = 0
-"""Number of the track of steps of a rank; its stages are on the tracks after it."""
+"""Number of the track of a rank that shows its steps; its stages are on the tracks after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Begin and end in microseconds since the trace began."""
+    """A named interval of a trace: begin and end in microseconds since the trace began."""
 
     name: str
     begin: int
@@ -353,10 +402,13 @@ class _Slice:
 
 
 def trace_of(store: Store, run: RunInfo) -> dict[str, JSON]:
-    """The stages of ``run`` as a trace, ready for JSON: a process for each rank, with a track of steps and of stages.
+    """Return the stages (sampling, reward, update ...) of ``run`` as a trace in Chrome's Trace Event Format, ready for
+    JSON.
 
-    Times are microseconds since the first stage began, which ``otherData`` has in Unix seconds. Stages that ran at the
-    same time, on several threads, are on tracks of their own. A stall is an instant with its words and stack.
+    Each rank is a process of the trace, with one track of steps and one of stages. Stages that ran at the same time, on
+    several threads, are on tracks of their own. A stall (the process lives but makes no progress) is an instant event
+    with its stage and stacks. Times are microseconds since the first stage began; ``otherData["began"]`` is that moment
+    in Unix seconds.
     """
     batches = store.spikes(run.run_id, reason=STAGES)
     stalls = [event for event in store.events(run.run_id) if event.kind == STALLED]
@@ -417,7 +469,9 @@ def _head(kind: str, rank: int, track: int, **args: JSON) -> dict[str, JSON]:
 
 
 def _lanes(slices: Sequence[_Slice]) -> list[tuple[int, _Slice]]:
-    """Each with the number of its track, from 1: slices of one track do not overlap, as the format demands."""
+    """Pair each slice with the number of its track, from 1: slices on one track do not overlap, as the
+    format demands.
+    """
     ends: list[int] = []
     laid = []
     for one in sorted(slices, key=lambda one: (one.begin, one.end)):
@@ -428,7 +482,11 @@ def _lanes(slices: Sequence[_Slice]) -> list[tuple[int, _Slice]]:
 
 
 def write_trace(store: Store, run: RunInfo, file: Path) -> int:
-    """Write :func:`trace_of` to ``file``; returns the number of slices. Raises ``OSError``."""
+    """Write the trace of ``run``'s stages (see :func:`trace_of`) to ``file`` as JSON; return the number of its
+    intervals.
+
+    Raises ``OSError`` where the file cannot be written.
+    """
     trace = trace_of(store, run)
     file.write_text(json.dumps(trace, separators=(",", ":"), default=codec.nearest), encoding="utf-8")
     return sum(event["ph"] == "X" for event in trace["traceEvents"])

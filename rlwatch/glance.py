@@ -1,7 +1,7 @@
-"""A run at a glance, as a piece of HTML: for notebooks (Jupyter, VS Code, Colab), and for the head of a report.
+"""A summary of one run as a piece of HTML: for notebooks (Jupyter, VS Code, Colab), and for the head of a report.
 
-No script and no request to anywhere, every datum as text. Styles hold within the piece alone, and colours come with
-their own background, so that a page that is dark may show a piece that is light.
+The HTML has no script and makes no request; all data are escaped text. Its styles apply only inside the piece. Colours
+come with their own background, so that a dark page can show a light piece.
 """
 
 from __future__ import annotations
@@ -55,16 +55,18 @@ STYLE = (
     f"@media (prefers-color-scheme: dark) {{ .{SCOPE} {{ {DARK} }} }}\n.{SCOPE} {{ {RULES} }}"
 )
 MOST_FINDINGS = 20
-"""Findings that are shown: the newest."""
+"""Largest number of findings that are shown: the newest ones."""
 
 
 def framed(*children: str) -> str:
-    """``children`` as one piece, with its styles."""
+    """Return the HTML pieces ``children`` in one ``div`` together with its styles."""
     return el("div", el("style", Markup(STYLE)), *children, cls=SCOPE)
 
 
 def glance(view: RunView) -> Markup:
-    """Name, verdict, cause, what to do, and the newest findings of a run."""
+    """Return a summary of a run as HTML: name, verdict, likeliest cause, recommended actions, and the
+    newest findings.
+    """
     verdict = view.verdict
     level = "good" if verdict.urgency is None else verdict.urgency.value
     found = list(view.findings[-MOST_FINDINGS:])[::-1]
@@ -95,7 +97,7 @@ def glance(view: RunView) -> Markup:
 # Why and what to do, as HTML.
 
 FEW_ACTIONS = 4
-"""Actions shown at once; the rest is behind a fold."""
+"""Number of actions shown at once; further ones are in a collapsed section."""
 SEES = {
     "measured": "measured by rlwatch on small paired runs",
     "published": "published in a paper",
@@ -105,7 +107,9 @@ SEES = {
 
 
 def cause_block(diagnosis: Diagnosis) -> Markup:
-    """The likeliest cause, how sure and why; or that none can be named."""
+    """Return the likeliest cause of a run's findings as HTML, with its confidence and reasons; or why none can be
+    named.
+    """
     if not diagnosis.causes:
         return el("p", "No warning or critical findings.")
     first = diagnosis.causes[0]
@@ -121,7 +125,10 @@ def cause_block(diagnosis: Diagnosis) -> Markup:
 
 
 def actions_block(diagnosis: Diagnosis) -> Markup:
-    """The likeliest cause's actions in order; of a guess behind a fold."""
+    """Return the recommended actions against the likeliest cause as HTML, in order; empty if there are none.
+
+    If no cause is certain enough, the actions are in a collapsed section.
+    """
     if not diagnosis.causes or not diagnosis.causes[0].actions:
         return Markup()
     first = diagnosis.causes[0]
@@ -156,12 +163,22 @@ def _action(action: Action) -> Markup:
 # A cell of a table.
 
 WORD = 16
-"""Letters of a word that is not broken."""
+"""Length in letters up to which a word is not broken over two lines."""
 LEVELS = ("critical", "warning")
 
 
 def table_cell(tag: str, text: str, numeric: bool) -> Markup:
-    """A ``th`` or ``td``; severities are coloured and short words not broken."""
+    """Return a cell of an HTML table; severities are coloured and short words are not broken.
+
+    Parameters
+    ----------
+    tag
+        ``"th"`` or ``"td"``.
+    text
+        Content, which is escaped.
+    numeric
+        Whether the cell is aligned to the right.
+    """
     level = text if tag == "td" and text in LEVELS else ""
     word = "w" if len(text) <= WORD and " " not in text else ""
     return el(tag, text, cls="n" if numeric else f"{level} {word}".strip())

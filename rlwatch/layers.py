@@ -1,7 +1,8 @@
-"""Health of layers from the norms of their gradients: which layer dominates a step, which is far from its own level.
+"""Health of a model's layers from their gradient norms: which layer dominates a step, and which rose far above its
+level.
 
-Norms are logged as ``grad_layer/<layer>``, one number a layer and step, before clipping. Plain arithmetic on numpy
-arrays, no torch. A norm that is NaN, infinite, or zero (an expert without tokens) enters no statistic of the run.
+Norms are logged as ``grad_layer/<layer>``, one number for each layer and step, before clipping. The module uses numpy
+only, no torch. A norm that is NaN, infinite, or zero (an expert without tokens) enters no statistic of the run.
 """
 
 from __future__ import annotations
@@ -26,24 +27,29 @@ __all__ = ["DerivedLayers", "LayerHealth", "LayerStep", "SpikingLayer", "layer_n
 
 
 def layer_norms(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Layer -> gradient norm, of the metrics called ``grad_layer/<layer>``."""
+    """Return layer -> gradient norm, from the metrics named ``grad_layer/<layer>``."""
     return {layer: metrics[name] for name, layer in _layers(tuple(metrics))}
 
 
 @lru_cache(maxsize=32)
 def _layers(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return the names of layer norms in a row, with the layer, cached: rows of a run mostly have the same names."""
+    """Return pairs of the metric name and the layer for each layer norm in a row; cached, as most rows have the same
+    names.
+    """
     return tuple((name, name[len(LAYER_PREFIX) :]) for name in names if name.startswith(LAYER_PREFIX))
 
 
 class DerivedLayers:
-    """Add ``layers/...`` to records that hold layer norms; others pass unchanged."""
+    """Adds the metrics ``layers/...``, computed from layer norms, to the rows of one run as they arrive."""
 
     def __init__(self) -> None:
         self._health: LayerHealth | None = None
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
-        """Add to ``metrics`` of ``step`` the metrics derived from layer norms; measured ones are kept."""
+        """Add the metrics ``layers/...`` of a step to its ``metrics``, in place, if these contain layer norms.
+
+        A metric that is already present is kept. Steps must arrive in order, as each is compared with those before it.
+        """
         norms = layer_norms(metrics)
         if not norms:
             return
@@ -53,7 +59,9 @@ class DerivedLayers:
             metrics.setdefault(name, value)
 
     def added(self, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Add to records, in order: those of a log from another program."""
+        """Yield ``records`` in order, each with the metrics ``layers/...`` if it has layer norms. For logs of other
+        programs.
+        """
         for record in records:
             metrics = dict(record.metrics)
             self.add(record.step, metrics)
@@ -63,14 +71,26 @@ class DerivedLayers:
 # Results of one step, as plain numbers.
 
 WINDOW_ROWS = 50
-"""Rows that levels and correlations are computed over."""
+"""Number of rows over which levels and correlations are computed."""
 SPIKE_TIMES = 6.0
-"""Least factor over its level that makes a layer spike."""
+"""Smallest factor over its level from which on a layer's norm is a spike."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpikingLayer:
-    """A layer whose ``norm`` is ``times`` the norm it would have if it followed the others as before."""
+    """A layer whose gradient norm is far above the norm it would have if it followed the other layers as before.
+
+    Parameters
+    ----------
+    layer
+        Name of the layer.
+    norm
+        Gradient norm of the layer in this step, before clipping.
+    times
+        ``norm`` divided by the expected norm.
+    deviations
+        Distance from the expected norm in standard deviations of the log norm.
+    """
 
     layer: str
     norm: float
@@ -79,30 +99,31 @@ class SpikingLayer:
 
     @property
     def usual(self) -> float:
-        """Return the norm it would have."""
+        """Gradient norm that the layer would have if it followed the other layers as before."""
         return self.norm / self.times
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """Results of one step; None where the run is too young, or has too few layers, to judge.
+    """Statistics of the layers' gradient norms in one step; None where the run is too young, or has too few layers, to
+    judge.
 
     Parameters
     ----------
     layers
         Number of layers measured with a finite norm.
     max_share, heaviest
-        Largest share of the squared norm, and the layer that has it.
+        Largest share of the squared gradient norm, in [0, 1], and the layer that has it.
     participation
-        In [1/L, 1]: how evenly the squared norm is spread.
+        In [1/L, 1]: how evenly the squared norm is spread over the L layers.
     heterogeneity
         1 - mean pairwise correlation of the norms over the last rows in which nothing spiked.
     rise
         max_l(n_l / usual_l) / median_l(n_l / usual_l), >= 1.
     spiking
-        Layers far above their level relative to the others, worst first.
+        Layers far above their level relative to the others, the worst first.
     total_times
-        Norm of all layers together over its usual level.
+        Norm of all layers together, divided by its usual level.
     """
 
     layers: int
@@ -115,7 +136,7 @@ class LayerStep:
     total_times: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics under their canonical names, without unknown values."""
+        """Return these statistics as metrics ``layers/...`` (name -> value), without those that are not known."""
         known = {
             "layers/heterogeneity": self.heterogeneity,
             "layers/participation": self.participation,
@@ -129,26 +150,30 @@ class LayerStep:
 # Each layer against its own level, step by step.
 
 WARM_UP = 20
-"""Rows from which a layer has a level, and layers a correlation."""
+"""Number of rows from which on a layer has a level, and the layers a correlation."""
 DEVIATIONS = 6.0
-"""Least distance from its level in (robust, log) standard deviations."""
+"""Smallest distance of a spike from the layer's level, in (robust) standard deviations of its log norm."""
 SCATTER = 0.05
-"""Least standard deviation of a log norm: a nearly constant norm may still vary a little."""
+"""Smallest standard deviation of a log norm that is assumed: a nearly constant norm may still vary a little."""
 FEWEST_LAYERS = 3
-"""Fewest layers of which one can be distinguished from the others."""
+"""Smallest number of layers among which one can be distinguished from the others."""
 SILENT_FACTOR = 20.0
-"""Factor below the usual total norm from which a step shows nothing about its layers: batches without a signal."""
+"""A step whose total norm is this many times below the usual one shows nothing about its layers: its batch has no
+signal.
+"""
 MOST_LAYERS = 4096
 """Largest number of layers followed; further ones are ignored."""
 LARGEST_LOG = 700.0
-"""Logarithm of the largest factor reported: beyond it there are no floats."""
+"""Logarithm of the largest factor that is reported: floats end a little beyond it."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """One step: norms (L,), NaN where there is none, and their logs relative to the median layer of the step.
+    """One step: the norms (L,) of the layers, NaN where there is none, and their logs relative to the step's median
+    layer.
 
-    ``informative``: it had a signal, so levels learn of it; ``ordinary``: nothing spiked either, so correlations do.
+    ``informative``: the step had a signal, so levels are updated from it. ``ordinary``: nothing spiked in it either, so
+    correlations are too.
     """
 
     step: int
@@ -160,12 +185,19 @@ class _Row:
 
 
 class LayerHealth:
-    """Judge each step's layer norms by the steps before it, then add them to the history.
+    """Compares each step's layer norms with those of the steps before it, then adds them to the history.
 
-    A change common to all layers (batch size, schedule, a batch without a signal) must not look like one layer's:
-    levels are medians, over the last ``window`` rows, of a layer's log norm minus that of the step's median layer. A
-    spike cannot move a median; a change that lasts for half the window is the new level. Cost and memory per step are
-    O(window * layers).
+    A change common to all layers (batch size, schedule, a batch without a signal) must not look like a change of one
+    layer. So the level of a layer is a median over the last ``window`` rows: of its log norm minus the log norm of the
+    step's median layer. A spike cannot move a median; a change that lasts for half the window becomes the new level.
+    Cost and memory per step are O(window * layers).
+
+    Parameters
+    ----------
+    window
+        Number of rows in the history.
+    warm_up
+        Number of rows from which on layers are judged.
     """
 
     def __init__(self, *, window: int = WINDOW_ROWS, warm_up: int = WARM_UP) -> None:
@@ -177,10 +209,11 @@ class LayerHealth:
         self._given: dict[str, float] = {}
 
     def update(self, step: int, norms: Mapping[str, float]) -> LayerStep | None:
-        """Take a step's norms by layer; None if none of them is a finite, positive number.
+        """Add the gradient norms of one step (layer -> norm) and return its statistics; None if no norm is finite and
+        positive.
 
-        Layers of the same step that come later join those that came before. A lower step than the last one (back to a
-        checkpoint) forgets what lay at or after it.
+        Several calls with the same step are merged. A step lower than the last one (training went back to a checkpoint)
+        removes that step and all later ones from the history.
         """
         self._turn(step)
         self._given |= norms
@@ -189,7 +222,7 @@ class LayerHealth:
         return None if self._open is None else self._judged(self._open, self._given, usual)
 
     def _turn(self, step: int) -> None:
-        """Add the last step to the history once another begins."""
+        """Add the last step to the history when another one begins."""
         if self._step == step:
             return
         if self._open is not None:
@@ -234,7 +267,7 @@ class LayerHealth:
         )
 
     def _against_levels(self, row: _Row) -> tuple[tuple[SpikingLayer, ...] | None, float | None]:
-        """The layers that spike, and by how much the furthest is above the median one."""
+        """Return the layers that spike, and by what factor the furthest layer is above the median one."""
         before = self._stacked([past.relative for past in self._rows if past.informative])
         if len(before) < self.warm_up:
             return None, None
@@ -262,14 +295,16 @@ class LayerHealth:
         return heterogeneity(norms) if len(norms) > self.warm_up else None
 
     def _stacked(self, rows: list[Floats]) -> Floats:
-        """(W, L), oldest first; layers that a row did not know yet are NaN."""
+        """Stack rows as an array (W, L), oldest first; layers that a row does not know yet are NaN."""
         width = len(self._columns)
         if any(len(row) != width for row in rows):
             rows = [np.pad(row, (0, width - len(row)), constant_values=np.nan) for row in rows]
         return np.array(rows).reshape(len(rows), width)
 
     def _usual_total(self) -> float | None:
-        """Level of the logarithm of the total norm: of steps with a signal, which may be one in four."""
+        """Return the usual log of the total norm, from the steps with a signal, which may be one in four; None during
+        warm-up.
+        """
         if len(self._rows) < self.warm_up:
             return None
         totals = np.sort([row.log_total for row in self._rows])
@@ -297,7 +332,9 @@ Floats = NDArray[np.float64]
 
 
 def shares(norms: Floats) -> Floats:
-    """Shares ``n_l^2 / sum n^2`` of ``norms`` (L,), finite and >= 0; they sum up to 1, or are all zero as the norms.
+    """Return each layer's share ``n_l^2 / sum n^2`` of the squared gradient norm.
+
+    ``norms`` (L,) are finite and >= 0. The shares (L,) add up to 1; if all norms are zero, all shares are.
 
     >>> shares(np.array([3.0, 4.0])).round(2).tolist()
     [0.36, 0.64]
@@ -311,9 +348,10 @@ def shares(norms: Floats) -> Floats:
 
 
 def participation(norms: Floats) -> float | None:
-    """``(sum n^2)^2 / (L sum n^4)``, in [1/L, 1]: 1 if all layers carry the same, 1/L if one carries everything.
+    """Return how evenly the squared gradient norm is spread over L layers: ``(sum n^2)^2 / (L sum n^4)``, in [1/L, 1].
 
-    ``norms`` (L,) are finite and >= 0; None where all are zero.
+    1: all layers have the same norm; 1/L: one layer has everything. ``norms`` (L,) are finite and >= 0; None where all
+    are zero.
 
     >>> participation(np.array([1.0, 1.0, 0.0, 0.0]))
     0.5
@@ -325,20 +363,21 @@ def participation(norms: Floats) -> float | None:
 # Correlation: the layers' gradients rise and fall together, or no longer.
 
 STILL = 1e-9
-"""Relative standard deviation below which a norm counts as constant: it correlates with nothing."""
+"""Relative standard deviation below which a norm counts as constant, and is left out of correlations."""
 
 
 def heterogeneity(norms: NDArray[np.float64]) -> float | None:
-    """1 - mean pairwise Pearson correlation of the layers' norms over the rows: 0 in step, 1 unrelated; in [0, 2].
+    """Return 1 - the mean pairwise Pearson correlation of the layers' gradient norms over W rows.
 
-    Step-wise correlation of layer norms is how GradLoc (Tencent Hunyuan 2026) defines layer-wise heterogeneity. The
-    mean over all pairs follows from the norm of the sum of the standardised columns, so the cost is O(W L).
+    0: all layers rise and fall together; 1: they are unrelated; at most 2. Step-wise correlation of layer norms is how
+    GradLoc (Tencent Hunyuan 2026) defines layer-wise heterogeneity. The mean over all pairs follows from the norm of
+    the sum of the standardised columns, so the cost is O(W L).
 
     Parameters
     ----------
     norms
-        (W, L), NaN where a layer was not measured. Layers with a NaN, and such as do not move, are left out; None if
-        fewer than two are left, or fewer than three rows.
+        (W, L), NaN where a layer was not measured. Layers with a NaN, and layers with a constant norm, are left out;
+        the result is None if fewer than two layers are left, or if W is less than three.
     """
     measured = norms[:, np.isfinite(norms).all(axis=0)]
     measured = measured / measured.max(axis=0, initial=np.finfo(float).tiny)

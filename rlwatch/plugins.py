@@ -24,12 +24,22 @@ from rlwatch.error_boundary import call_or, described
 logger = logging.getLogger("rlwatch")
 
 OFF = "RLWATCH_PLUGINS"
-"""``off``: no plugin is loaded."""
+"""Environment variable; the value ``off`` means that no plugin is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtensionPoint:
-    """One group of entry points. ``needs``: required attributes; ``called``: the attribute that holds the name."""
+    """One group of entry points by which other packages extend rlwatch, such as detectors or importers.
+
+    Parameters
+    ----------
+    meaning
+        Description of the objects that the entry points must refer to.
+    needs
+        Names of attributes that the objects must have.
+    called
+        Attribute that holds the name of the object, which must equal that of the entry point; empty: none.
+    """
 
     meaning: str
     needs: tuple[str, ...] = ()
@@ -59,7 +69,21 @@ DOORS: Mapping[str, ExtensionPoint] = {
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point: extension point, name, target path, package, and ``target``; or the ``problem`` with it."""
+    """One entry point of another package: the object it refers to, or the problem that kept it from being loaded.
+
+    Parameters
+    ----------
+    door
+        Extension point, such as ``rlwatch.detectors``.
+    name, value
+        Name of the entry point, and its path ``module:attribute``.
+    package, version
+        Distribution that has the entry point.
+    target
+        The loaded object; None if there is a problem.
+    problem
+        Reason why the plugin cannot be used; empty if it can.
+    """
 
     door: str
     name: str
@@ -71,13 +95,16 @@ class Plugin:
 
     @property
     def origin(self) -> str:
-        """Return package, version and path: ``my-package 1.2 (my_package.detectors:ShortAnswers)``."""
+        """Package, version and path of the plugin, such as ``my-package 1.2 (my_package.detectors:ShortAnswers)``."""
         return f"{self.package} {self.version} ({self.value})"
 
 
 @cache
 def found(door: str) -> tuple[Plugin, ...]:
-    """Return all entry points of an extension point, by name, broken ones too: loaded once in a process."""
+    """Return all plugins of the extension point ``door`` by name, with broken ones; each process loads them only once.
+
+    Returns nothing if ``RLWATCH_PLUGINS`` is ``off``.
+    """
     if os.environ.get(OFF, "").lower() in ("off", "0", "no", "false"):
         return ()
     points = sorted(metadata.entry_points(group=door), key=lambda point: (point.name, point.value))
@@ -85,13 +112,17 @@ def found(door: str) -> tuple[Plugin, ...]:
 
 
 def reload() -> None:
-    """Clear the cache, for packages that were installed since the last look."""
+    """Clear the cache of loaded plugins, so that packages installed since then are found."""
     found.cache_clear()
     _usable.cache_clear()
 
 
 def usable(door: str, taken: Collection[str] = ()) -> Mapping[str, Any]:
-    """Return name -> target of the working plugins whose names are not in ``taken``."""
+    """Return name -> loaded object of the working plugins of the extension point ``door``; log a warning for each other
+    one.
+
+    ``taken``: names that rlwatch uses itself, which no plugin may have.
+    """
     return _usable(door, frozenset(taken))
 
 
@@ -106,7 +137,11 @@ def _usable(door: str, taken: frozenset[str]) -> Mapping[str, Any]:
 
 
 def judged(door: str, taken: Collection[str] = ()) -> list[Plugin]:
-    """Return the result of :func:`found`, with the problem of each name that is taken."""
+    """Return all plugins of the extension point ``door``, each with its ``problem`` or none.
+
+    ``taken``: names that rlwatch uses itself. A plugin with one of them, or with the name of an earlier plugin, gets a
+    problem.
+    """
     plugins: list[Plugin] = []
     for plugin in found(door):
         problem = plugin.problem

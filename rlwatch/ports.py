@@ -1,4 +1,4 @@
-"""Interfaces between layers: what each layer expects of the one below, as protocols.
+"""Protocols between the layers of rlwatch: each states what a layer expects of the one below.
 
 :mod:`rlwatch.run` connects the implementations; all other modules know only these protocols.
 """
@@ -40,19 +40,33 @@ if TYPE_CHECKING:
     import numpy as np
 
 Item = StepRecord | SpikeBatch | CompletionBatch | Event
-"""Everything that the trainer side may enqueue."""
+"""Everything that the training process may queue for its store."""
 Storable = Item | Finding | ForecastRecord
 
 History = Callable[[int, int], Iterable["StepRecord | Event"]]
-"""``history(attempt, before_step)``: rows below ``before_step`` of the branch that ``attempt`` continues."""
+"""``history(attempt, before_step)``: rows and events below ``before_step`` that ``attempt`` continues
+after a resume.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric of one run, in order of arrival (all arrays of equal length N).
+    """Values of one metric of one run, in the order in which the rows arrived (all arrays have the same length N).
 
-    ``steps`` int64, ``values`` float64 (nan and inf as measured), ``attempts`` int64, ``seqs`` int64. All but the
-    values may be shared with other series, and are read-only then.
+    Parameters
+    ----------
+    name
+        Name of the metric.
+    steps
+        int64, the optimizer steps.
+    values
+        float64, NaN and infinities as measured.
+    attempts
+        int64, the process of the run (1, 2, ...; a resume is a new one) that logged the row.
+    seqs
+        int64, the position of the row in the run's stream of rows and events.
+
+    Other series may share all arrays but ``values``; shared arrays are read-only.
     """
 
     name: str
@@ -64,9 +78,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Outcome of one delivery: ``ok``, or the reason and whether to retry.
+    """Outcome of one attempt to send a message to a notification channel.
 
-    ``retry_after_s``: seconds that the receiver asked to wait, if it did.
+    Parameters
+    ----------
+    ok
+        Whether the message was sent.
+    reason
+        Reason for a failure.
+    retryable
+        Whether another attempt may succeed.
+    retry_after_s
+        Seconds that the receiver asked to wait, if it did.
     """
 
     ok: bool
@@ -76,63 +99,83 @@ class Delivery:
 
 
 class Sink(Protocol):
-    """Destination of the recorder's batches. May raise: the writer thread counts the error and continues."""
+    """Destination of the rows and events that a run records. Its methods may raise: the writer thread
+    counts the error.
+    """
 
     def write(self, batch: Sequence[Item]) -> None:
-        """Take a batch, in order of arrival; records carry their ``seq``."""
+        """Take a batch of rows, events and token data, in order of arrival; rows and events carry
+        their number ``seq``.
+        """
         ...
 
     def tick(self) -> None:
-        """Called between batches, many times a second: poll, heartbeat, retry."""
+        """Do periodic work (polling, heartbeats, retries); called many times a second, between batches."""
         ...
 
     def close(self) -> None:
-        """Flush and release resources. Called once."""
+        """Write what is buffered and release resources. Called once."""
         ...
 
 
 class PendingRecord(Protocol):
-    """Measurements of one step by one rank; made on the training thread and opened on another."""
+    """Measurements of one step by one rank, made on the training thread and read later on another thread."""
 
     @property
     def step(self) -> int:
-        """The trainer's global step."""
+        """The trainer's global optimizer step."""
         ...
 
     def ready(self) -> bool:
-        """Return whether it can be read without waiting for a device."""
+        """Return whether the measurements can be read without waiting for a device (their copy from the GPU is
+        complete).
+        """
         ...
 
     def encode(self) -> bytes:
-        """Return the bytes for rank 0, whose own record's :meth:`merged` takes them."""
+        """Return the measurements as bytes to be sent to rank 0, where :meth:`merged` decodes them."""
         ...
 
     def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
-        """Return metrics and extreme tokens of the whole step, of this rank and of ``others`` (rank -> its record)."""
+        """Return the metrics and the extreme tokens of the whole step: those of this rank and of the ``others``
+        together.
+
+        ``others``: rank -> the bytes that :meth:`encode` returned there.
+        """
         ...
 
 
 class Meeting(Protocol):
-    """A place where the ranks of one run leave short texts under names; no rank waits for another.
+    """Shared storage in which the ranks of a run leave short texts under names; no rank waits for another.
 
-    May raise ``RLWatchError`` where it is no longer reachable. Used from several threads.
+    Used from several threads. Methods may raise ``RLWatchError`` where the storage cannot be reached.
     """
 
     def put(self, name: str, text: str) -> None:
-        """Leave ``text`` for the other ranks."""
+        """Store ``text`` under ``name`` for the other ranks."""
         ...
 
     def get(self, name: str) -> str | None:
-        """Return the text that was left; None without one."""
+        """Return the text that a rank stored under ``name``; None if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """State of a run's judge after the item ``seq`` of ``attempt``.
+    """Saved state of the program that searches a run for failures (its detectors, forecaster and alert rules).
 
-    ``step`` is the highest step it had seen of this attempt: an attempt that begins above it continues from here.
-    ``made_by`` names the program; only the same program can read ``body``.
+    From it the search can continue without reading the run from its beginning.
+
+    Parameters
+    ----------
+    seq, attempt
+        Position of the last row that had been examined, and the process of the run that logged it.
+    step
+        Highest step of this attempt examined by then. An attempt that begins above it continues from this state.
+    made_by
+        Name and version of the program; only the same one can read ``body``.
+    body
+        The state as bytes.
     """
 
     seq: int
@@ -144,8 +187,16 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress made by a write: the numbers of the ``journaled`` items that are now stored, the ``seq`` up to which the
-    run is ``judged``, and the state of its judge.
+    """Progress that is stored together with a batch of a run's items.
+
+    Parameters
+    ----------
+    journaled
+        Numbers of the items in the journal (the file that keeps items until they are stored) that this write stores.
+    judged
+        Position ``seq`` up to which the run has been searched for failures; None: unchanged.
+    checkpoint
+        State of that search; None: unchanged.
     """
 
     journaled: Sequence[int] = ()
@@ -154,62 +205,75 @@ class Progress:
 
 
 class RowShape(Protocol):
-    """Packing of rows of the same names."""
+    """Decoder for packed rows that all have the same metric names in the same order."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the metrics."""
+        """Names of the metrics, in the order of their values in a packed row."""
         ...
 
     def opened(self, frame: bytes) -> tuple[int, int, float, PackedMetrics]:
-        """Number in the journal, step, time (Unix seconds) and metrics of a row."""
+        """Decode the packed row ``frame``: its number in the journal, step, time (Unix seconds) and metrics."""
         ...
 
 
 KeptRow = tuple[bytes, RowShape]
-"""A row of plain numbers as a journal keeps it, which may be opened later."""
+"""A row of numbers as bytes in a journal, with the shape that decodes it later."""
 
 
 class Journal(Protocol):
-    """Items that were logged and are not yet stored, kept in case the process dies.
+    """File that keeps logged items of a run until the store has them, in case the process dies before that.
 
-    Any thread may call the methods that append; they return the item's number, or 0 if it is not kept.
+    Any thread may call the methods that append. They return the number of the item in the journal, or 0 if it was not
+    kept.
     """
 
     @property
     def filled(self) -> float:
-        """Return the share of its space that is used; from 1 on only events are kept."""
+        """Used share of the journal's space; from 1 on only events are kept."""
         ...
 
     @property
     def cramped(self) -> bool:
-        """Return whether its disk had no space for the last item."""
+        """Return whether the disk had no space for the last item."""
         ...
 
     @property
     def refusals(self) -> int:
-        """Return the number of items for which its disk had no space."""
+        """Number of items that were not kept because the disk had no space."""
         ...
 
     @property
     def limit(self) -> str:
-        """Return a description of its space."""
+        """Description of the journal's space, for messages."""
         ...
 
     def keep(self, step: int, metrics: dict[str, Any]) -> KeptRow | None:
-        """Keep a row like the last ones quickly; return None where it was not kept and needs :meth:`append_record`."""
+        """Keep a row with the same metric names as the last ones, quickly; return it in packed form.
+
+        Returns None where the row was not kept: then call :meth:`append_record`.
+        """
         ...
 
     def append_record(self, step: int, ts: float, metrics: Mapping[str, float], *, whole: bool = True) -> int:
-        """Keep one record of plain numbers; ``whole``: whether these are all of its metrics."""
+        """Keep one row of numbers: metric name -> value at ``step``, logged at ``ts`` (Unix seconds). Return its
+        number, or 0.
+
+        ``whole``: whether these are all metrics of the row.
+        """
         ...
 
     def append(self, item: SpikeBatch | CompletionBatch | Event) -> int:
-        """Keep anything else. Raises what encoding it raises."""
+        """Keep an event, or a batch of tokens or completions; return its number, or 0. Raises what encoding the item
+        raises.
+        """
         ...
 
     def note_end(self, state: RunState, reason: str, now: float) -> None:
-        """Keep how the run ended, in case this process is gone before :meth:`RunWriter.finish` is called."""
+        """Keep how the run ended (``state`` and ``reason``, at ``now`` in Unix seconds).
+
+        It is used if this process is gone before :meth:`RunWriter.finish` is called.
+        """
         ...
 
     def note_lost(self, event: Event) -> None:
@@ -217,126 +281,167 @@ class Journal(Protocol):
         ...
 
     def make_room(self) -> None:
-        """Release the disk space that was reserved for the end of the run."""
+        """Release the disk space that was reserved for the last entries of the run."""
         ...
 
     def on_disk(self) -> bool:
-        """Wait until the disk has what is kept. False where it refuses: what it had not written by then is lost."""
+        """Wait until the disk has all kept items; return False if it reports an error: items it had not written are
+        lost.
+        """
         ...
 
     def tend(self) -> None:
-        """Prepare for more items; called often by the thread that writes."""
+        """Prepare space for more items; the writer thread calls it often."""
         ...
 
     def give_up(self, kind: type[SpikeBatch | CompletionBatch]) -> list[tuple[int, Item]] | None:
-        """Remove some of the oldest items of a kind; return those that are not stored, by number. None: it has none."""
+        """Remove some of the oldest batches of ``kind`` to free space; return those that are not stored, with their
+        numbers.
+
+        Returns None if the journal has no batch of this kind.
+        """
         ...
 
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
-        """Return the first ``limit`` kept items that are whole, not stored and not ``taken``: number and item."""
+        """Return the first ``limit`` kept items that are undamaged and not yet stored, as pairs of number and item.
+
+        ``taken``: numbers of items to leave out. ``limit`` None: all.
+        """
         ...
 
 
 class RunWriter(Protocol):
-    """The one writer of a run. Used from one thread at a time."""
+    """The one writer of a run in its store. Used from one thread at a time."""
 
     run: RunInfo
     last_seq: int
     journal: Journal | None
-    """Journal of what is still to be written; None where a dead process leaves nothing anyway."""
+    """File that keeps items until they are stored; None for a store that does not outlive the process."""
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
-        """Store all of ``items`` and the ``progress`` or none, durably against the death of this process.
+        """Store all of ``items`` and the ``progress``, or nothing; what is stored survives the death of this process.
 
-        Raises ``StoreFullError`` on a full disk, ``UnstorableError`` naming an item that cannot be stored as
-        it is, and ``StoreError`` otherwise.
+        Raises ``StoreFullError`` on a full disk, ``UnstorableError`` with an item that cannot be stored as it is, and
+        ``StoreError`` otherwise.
         """
         ...
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Report that the writer lives, the ``stage`` of its process, and ``since`` when (Unix seconds)."""
+        """Record that the writer is alive at ``now``, the ``stage`` of its process, and when the stage began (Unix
+        seconds).
+        """
         ...
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
-        """Record the run's end and leave its files readable anywhere without a writer."""
+        """Record the end of the run at ``now`` (Unix seconds), and leave its files readable anywhere
+        without a writer.
+        """
         ...
 
     def close(self) -> None:
-        """Release the lock; idempotent; without ``finish`` the run stays ``running``."""
+        """Release the lock on the run; idempotent. Without :meth:`finish` the run remains ``running``."""
         ...
 
 
 class RunReader(Protocol):
-    """Reading runs: never blocks or changes a writer; every result is a snapshot."""
+    """Read access to the runs in a store. Reading never blocks or changes a writer; every result is a snapshot."""
 
     def runs(self, *, deleted: bool = False) -> list[RunInfo]:
-        """Return all readable runs, newest first, or the ``deleted`` ones. Others are in :meth:`unreadable`."""
+        """Return all readable runs, newest first; with ``deleted`` only those that a user deleted.
+
+        Runs that cannot be read are in :meth:`unreadable`.
+        """
         ...
 
     def at_once(self, run_id: str) -> AbstractContextManager[None]:
-        """Read from one snapshot in this thread meanwhile, where that is cheaper; the block must only read."""
+        """Return a context in which this thread reads one snapshot of the run, where that is faster;
+        it must only read.
+        """
         ...
 
     def unreadable(self) -> Mapping[str, str]:
-        """Run id (or directory name) -> why it cannot be read."""
+        """Return run id (or directory name) -> reason, for every run that cannot be read."""
         ...
 
     def run(self, run_id: str) -> RunInfo:
-        """Return one run. Raises ``RunNotFoundError``."""
+        """Return the run with this id. Raises ``RunNotFoundError``."""
         ...
 
     def configs(self, run_id: str) -> Mapping[int, Mapping[str, JSON]]:
-        """Return attempt -> configuration at its start, ``{}`` without one."""
+        """Return attempt (process of the run: 1, 2, ...) -> its configuration at the start; ``{}`` without one."""
         ...
 
     def records(
         self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
     ) -> list[StepRecord]:
-        """Records with ``seq > after_seq`` in order of ``seq``, all attempts; of these the ``last`` newest if given."""
+        """Return the rows of a run in the order ``seq`` in which they were stored, of all attempts.
+
+        Parameters
+        ----------
+        run_id
+            Id of the run.
+        after_seq
+            Only rows stored after this position.
+        limit
+            Largest number of rows, from the first on.
+        last
+            Only this many newest rows.
+        """
         ...
 
     def branch(
         self, run_id: str, attempt: int, before_step: int, *, after_seq: int = 0
     ) -> Iterator[StepRecord | Event]:
-        """Records and events of earlier attempts that ``attempt``, starting at ``before_step``, continues.
+        """Yield the rows and events of earlier attempts that ``attempt``, which starts at ``before_step``, continues.
 
-        Of attempt k those below the first step of attempt k+1, and so on back; in order of ``seq``, and only those
-        above ``after_seq``. One snapshot, read bit by bit: close what is not read to its end.
+        After a resume from a checkpoint, rows of the earlier process beyond the checkpoint are not part of the run's
+        history. Of attempt k the result has the steps below the first step of attempt k+1, and so on back. It is in
+        order of ``seq``, and only above ``after_seq``. It is one snapshot, read in portions: close the iterator if you
+        do not read it to its end.
         """
         ...
 
     def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
-        """Return the next ``limit`` records and events above ``after_seq``, in order of ``seq``."""
+        """Return the next ``limit`` rows and events stored after the position ``after_seq``, in order."""
         ...
 
     def judged(self, run_id: str) -> tuple[int, int]:
-        """Return the ``seq`` up to which findings, forecasts and alerts are written, and the run's last ``seq``."""
+        """Return two positions ``seq`` of a run: up to which it was searched for failures, and the last one.
+
+        Up to the first one all findings, forecasts and alerts are stored.
+        """
         ...
 
     def first_seq(self, run_id: str, attempt: int) -> int:
-        """Return the first ``seq`` that ``attempt`` may have written."""
+        """Return the first position ``seq`` that rows of ``attempt`` may have."""
         ...
 
     def checkpoint(
         self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
     ) -> Checkpoint | None:
-        """Return the newest checkpoint ``made_by`` that program with ``fits(seq, attempt, step)``; None without one."""
+        """Return the newest saved state of the failure search that the program ``made_by`` wrote; None without one.
+
+        ``fits(seq, attempt, step)`` selects the acceptable ones by position, attempt and step.
+        """
         ...
 
     def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
-        """Earlier attempt -> the step below which :meth:`branch` has its records."""
+        """Return earlier attempt -> the step below which its rows belong to the history of ``attempt``.
+
+        :meth:`branch` returns these rows. ``before_step``: the first step of ``attempt``.
+        """
         ...
 
     def steps(self, run_id: str) -> dict[int, list[int]]:
-        """Attempt -> the steps it has records of, ascending; attempts without records are left out."""
+        """Return attempt -> the steps of its rows, ascending; attempts without rows are left out."""
         ...
 
     def metric_names(self, run_id: str) -> list[str]:
-        """Every metric name ever recorded for the run, sorted."""
+        """Return the sorted names of all metrics ever recorded for the run."""
         ...
 
     def spans(self, run_id: str) -> Mapping[int, tuple[int, int]]:
-        """Attempt -> the lowest and the highest step it has records of; attempts without records are left out."""
+        """Return attempt -> the lowest and the highest step of its rows; attempts without rows are left out."""
         ...
 
     def series(
@@ -348,156 +453,232 @@ class RunReader(Protocol):
         steps: tuple[int, int] | None = None,
         points: int | None = None,
     ) -> dict[str, Series]:
-        """Return the series of ``names`` over all attempts, unless limited; unknown names have empty series.
-
-        ``after_seq``: only newer rows. ``steps``: only rows between the two steps, inclusive. ``points``: thinned for a
-        chart of that width. Every remaining row was measured. Each stretch of rows, several of which make up a point of
-        the chart, keeps its smallest and largest finite value and its first NaN, +Inf and -Inf, separately for rows
-        that a later attempt replaced. The newest rows and short series are not thinned.
+        """Return metric name -> its series over all attempts of a run; the series of an unknown name is empty.
 
         Metrics with the same rows may share ``steps``, ``attempts`` and ``seqs``, which are read-only.
+
+        Parameters
+        ----------
+        run_id
+            Id of the run.
+        names
+            Names of the metrics.
+        after_seq
+            Only rows stored after this position.
+        steps
+            Only rows from the first to the second step, inclusive.
+        points
+            Width of a chart in points: longer series are thinned to about as many rows. Every remaining row was
+            measured. Each stretch of rows that makes up a point keeps its smallest and largest finite value and its
+            first NaN, +Inf and -Inf, separately for rows that a later attempt replaced. The newest rows and short
+            series are not thinned. None: all rows.
         """
         ...
 
     def moments(self, run_id: str) -> Series:
-        """Return the Unix seconds of every record in order of ``seq``, all attempts; NaN where a record has none."""
+        """Return the times (Unix seconds) of all rows of a run as a series, in order of ``seq``; NaN where a row has
+        none.
+        """
         ...
 
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
-        """Return metric name -> (step, value) as last recorded."""
+        """Return metric name -> (step, value) of the last row that has the metric."""
         ...
 
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
-        """Return spike batches by step, or the ``last`` newest; of one ``reason`` or ``step`` if given.
+        """Return the recorded batches of extreme or responsible tokens of a run, by step.
 
-        Batches in :data:`rlwatch.records.APART` are returned only for their own reason.
+        Batches whose reason is in :data:`rlwatch.records.APART` are returned only if ``reason`` asks for them.
+
+        Parameters
+        ----------
+        run_id
+            Id of the run.
+        last
+            Only this many newest batches.
+        reason
+            Only batches recorded for this reason, such as :data:`rlwatch.records.CULPRITS`.
+        step
+            Only batches of this step.
         """
         ...
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
-        """Return the worst rows of all spike batches, worst first: their columns, ``step``, ``attempt`` and ``rank``.
+        """Return the ``limit`` worst recorded tokens of a run, the worst first, as column -> value.
 
-        Whole responses (reason :data:`rlwatch.records.RESPONSES`) are left out: their worst tokens are culprits
-        already.
+        The columns are those of the batches, and ``step``, ``attempt`` and ``rank``. Whole responses (reason
+        :data:`rlwatch.records.RESPONSES`) are left out: other batches have their worst tokens already.
         """
         ...
 
     def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:
-        """Recorded completions by step, or the ``last`` newest batches."""
+        """Return the recorded completions of a run in batches by step; with ``last``, only that many newest batches."""
         ...
 
     def findings(self, run_id: str) -> list[Finding]:
-        """Return the published findings in order of ``seq``: those that began or became worse."""
+        """Return the findings (detected problems) of a run in order of ``seq``: those that began or became worse."""
         ...
 
     def recoveries(self, run_id: str) -> list[Finding]:
-        """Return the recoveries in order of ``seq``: findings that eased or ended."""
+        """Return the recoveries of a run in order of ``seq``: findings (detected problems) that eased or ended."""
         ...
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
-        """Return the forecasts in order of ``seq``, or the ``last`` newest; :meth:`series` has their numbers."""
+        """Return the forecasts of a run in order of ``seq``, or only the ``last`` newest ones.
+
+        :meth:`series` has their numbers as metrics.
+        """
         ...
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
-        """Events in order of ``seq``."""
+        """Return the events of a run (resumes, exceptions, notes ...) after the position ``after_seq``, in order."""
         ...
 
 
 class CommandStore(Protocol):
-    """Commands as rows. May raise ``StoreBusyError`` (try again) and ``ControlUnavailableError``."""
+    """Commands of users to live runs, stored as rows.
+
+    Methods may raise ``StoreBusyError`` (try again) and ``ControlUnavailableError``.
+    """
 
     def submit(self, command: Command) -> Command:
-        """Insert, or return the command that already has this idempotency key on this run."""
+        """Store the command and return it; if the run already has one with the same idempotency key, return that one
+        instead.
+        """
 
     def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
-        """Commands of a run, oldest first."""
+        """Return the commands of a run, oldest first; with ``status``, only those with this status."""
 
     def claim(self, run_id: str, now: float) -> list[Command]:
-        """Expire overdue queued commands, then turn the rest ``queued`` -> ``claimed`` and return them."""
+        """Claim all queued commands of a run for its training process and return them; those past their expiry time are
+        expired.
+
+        ``now``: Unix seconds. Claimed commands have the status ``claimed``.
+        """
 
     def settle(
         self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
     ) -> Command:
-        """Settle a ``claimed`` or ``cancelling`` command: ``done``, ``rejected``, ``failed``, ``expired``,
-        ``cancelled``.
+        """Set the final status of a ``claimed`` or ``cancelling`` command and return the command.
 
-        A command that is settled twice keeps the first result.
+        A command that is settled twice keeps its first result.
+
+        Parameters
+        ----------
+        run_id, command_id
+            Ids of the run and of the command.
+        status
+            ``done``, ``rejected``, ``failed``, ``expired`` or ``cancelled``.
+        now
+            Unix seconds.
+        step
+            Optimizer step at which the command was executed, if it was.
+        result
+            Report or reason, as text.
         """
 
     def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
-        """Cancel: ``queued`` -> ``cancelled``; ``claimed`` -> ``cancelling``, which the claiming process settles.
+        """Cancel a command: ``queued`` becomes ``cancelled``; ``claimed`` becomes ``cancelling``, which its process
+        settles.
 
-        One transaction, exclusive of :meth:`claim` and :meth:`settle`. A settled command stays as it is.
+        One transaction, exclusive of :meth:`claim` and :meth:`settle`. A settled command remains as it is. ``now``:
+        Unix seconds; ``result``: the reason.
         """
 
 
 Composer = Callable[[Ledger], Sequence[OutboxMessage]]
-"""Returns the messages to write, given the ledger."""
+"""Function that returns the messages to write, given the alerts, messages and acknowledgements that exist."""
 
 
 class AlertStore(Protocol):
-    """Alerts, the outbox, acknowledgements and silences. May raise ``StoreBusyError``."""
+    """Storage of alerts, outgoing messages (the outbox), acknowledgements and silences. Methods may raise
+    ``StoreBusyError``.
+    """
 
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
-        """Insert or update alerts by id and insert messages whose id is new, in one transaction."""
+        """Insert or update alerts by id, and insert those messages whose id is new, in one transaction."""
 
     def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
-        """Insert or update alerts of the run, then insert the messages of ``compose(ledger)``, in one transaction.
+        """Insert or update alerts of a run, then insert the messages that ``compose(ledger)`` returns, in one
+        transaction.
 
-        Returns the messages whose id was new. The transaction excludes other writers of the run's alerts and messages,
-        so that two processes cannot both publish the same.
+        Returns the messages whose id was new. ``ledger`` holds the run's alerts, messages and acknowledgements. The
+        transaction excludes other writers of them, so that two processes cannot both publish the same message.
         """
 
     def ledger(self, run_id: str) -> Ledger:
-        """The run's alerts, messages and acknowledgements at one moment, each newest last."""
+        """Return the alerts, messages and acknowledgements of a run at one moment, each list oldest first."""
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
-        """Alerts (of one run, or of all), newest first."""
+        """Return the alerts of one run, or of all runs, newest first."""
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
-        """Store it; an earlier one of the alert stays (and is returned) unless this one has a higher severity."""
+        """Store the acknowledgement of an alert and return the valid one.
+
+        An earlier acknowledgement of the alert remains, and is returned, unless the new one covers a higher severity.
+        """
 
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
-        """Of one run, or of all."""
+        """Return the acknowledgements of alerts of one run, or of all runs."""
 
     def put_silence(self, silence: Silence) -> None:
-        """Insert or replace by id. Silences belong to the store, not to a run."""
+        """Store a silence (a period without notifications), or replace the one with its id. It belongs to the store,
+        not to a run.
+        """
 
     def silences(self) -> list[Silence]:
-        """All silences, those that are over too, oldest first."""
+        """Return all silences (periods without notifications), oldest first, with those that are over."""
 
     def put_entry(self, entry: AuditEntry) -> None:
-        """Add an entry to the audit; an entry with a known id is ignored."""
+        """Add an entry to the audit log of user actions; an entry with a known id is ignored."""
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
-        """Return the audit entries (about one run, or all), oldest first."""
+        """Return the entries of the audit log of user actions (about one run, or all), oldest first."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Hold a lock over all processes, for publishing alerts of several runs in one message."""
+        """Return a context that holds a lock across all processes, for publishing alerts of several runs in one
+        message.
+        """
 
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
     ) -> list[OutboxMessage]:
-        """Lease due pending messages without a lease until ``now + lease_s``, oldest first, over all runs.
+        """Lease up to ``limit`` unsent messages that are due, so that no other process sends them, and return them,
+        oldest first.
 
-        ``channels``: only messages of these channels (None: all), so that a process leaves those without a notifier to
-        others.
+        A lease ends at ``now + lease_s`` (Unix seconds). Messages of all runs are considered.
+
+        Parameters
+        ----------
+        now
+            Unix seconds.
+        lease_s
+            Duration of a lease, seconds.
+        limit
+            Largest number of messages.
+        channels
+            Only messages of these channels, so that a process leaves those that it cannot send to others; None: all.
         """
 
     def settle_message(self, message: OutboxMessage) -> None:
-        """Write back status, attempts, next_attempt_at, last_error; drops the lease."""
+        """Store the outcome of sending a message: its status, attempts, next_attempt_at and
+        last_error; end its lease.
+        """
 
     def retry_message(self, message: OutboxMessage) -> None:
-        """Make an unsent message due now, and pending if it was given up; it counts as tried."""
+        """Make an unsent message due now, and pending again if it was given up.
+
+        It counts as tried at least once, so that it is sent however old it is.
+        """
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
-        """All messages, oldest first."""
+        """Return all outgoing messages of one run, or of all runs, oldest first."""
 
 
 class Bulk(StrEnum):
-    """Bulk data of a run that explain a step, and may be removed when they are old."""
+    """Kinds of bulky data that explain a step of a run, and that may be removed when they are old."""
 
     TOKENS = "tokens"
     COMPLETIONS = "completions"
@@ -507,79 +688,108 @@ class Pruning(Protocol):
     """A store that can remove parts of runs; not every store can."""
 
     def prune(self, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
-        """Remove batches from before ``before`` (Unix seconds; those without a time count as ``undated``).
+        """Remove a run's batches of one kind of bulky data that are older than ``before``; return their number and
+        total bytes.
 
-        Returns their number and their bytes; with ``dry_run`` that is all. Raises ``RunLockedError`` where the writer
-        of a live run alone may change it.
+        Raises ``RunLockedError`` where only the writer of a live run may change it.
+
+        Parameters
+        ----------
+        run_id
+            Id of the run.
+        bulk
+            Kind of data.
+        before
+            Unix seconds.
+        undated
+            Time (Unix seconds) that batches without a time are taken to have.
+        dry_run
+            Count only; remove nothing.
         """
 
 
 class CurationStore(Protocol):
-    """User edits of runs, stored separately from what trainers wrote. May raise ``StoreBusyError``."""
+    """Users' edits of runs, stored separately from what trainers wrote. Methods may raise ``StoreBusyError``."""
 
     def edit(self, edit: RunEdit) -> RunInfo:
-        """Store the edit, also while the run is written; return the run as it is shown from now on."""
+        """Store a user's edit of a run, also while the run is being written; return the run with all edits applied."""
 
     def edits(self, run_id: str) -> list[RunEdit]:
-        """All edits of the run, oldest first."""
+        """Return all edits of the run by users, oldest first."""
 
     def purge(self, run_id: str, *, by: str, now: float) -> Purge:
-        """Remove a deleted run's data for good. Raises ``StoreError`` unless it is deleted, and ``RunLockedError``
-        while it has a writer.
+        """Remove all data of a deleted run for good, by user ``by`` at ``now`` (Unix seconds); return a record of the
+        removal.
+
+        Raises ``StoreError`` unless the run is deleted, and ``RunLockedError`` while the run has a writer.
         """
 
     def purges(self) -> list[Purge]:
-        """Runs that were purged, oldest first."""
+        """Return records of the runs whose data were removed for good, oldest first."""
 
 
 class AnswerStore(Protocol):
-    """Users' answers to forecasts. May raise ``StoreBusyError``."""
+    """Users' answers to the question whether a forecast was right. Methods may raise ``StoreBusyError``."""
 
     def answer_forecast(self, answer: ForecastAnswer) -> None:
-        """Store the answer; it replaces an earlier one about the same attempt and step."""
+        """Store a user's answer on a forecast; it replaces an earlier answer for the same attempt and step."""
 
     def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
-        """Of one run, or of all that can be read, by attempt and step."""
+        """Return users' answers on forecasts of one run, or of all readable runs, by attempt and step."""
 
 
 Topic = Literal["commands", "alerts", "pages"]
-"""Subjects of notifications: commands sent or cancelled; alerts, findings, messages and acknowledgements; and anything
-that a page shows, including rows.
+"""Subjects of notifications from a store to its readers.
+
+``commands``: commands sent or cancelled. ``alerts``: alerts, findings, messages and acknowledgements. ``pages``:
+anything that a page of the dashboard shows, including rows.
 """
 
 
 class News(Protocol):
-    """Notification that something was written: it may come twice or not at all, so polling stays necessary."""
+    """Notifications that a store was written to. One may come twice or not at all, so readers must still poll."""
 
     @property
     def deaf(self) -> bool:
-        """Return whether it currently receives nothing, so that its reader has to poll."""
+        """Return whether notifications currently cannot arrive, so that the reader has to poll."""
 
     def heard(self, timeout_s: float = 0.0) -> frozenset[str]:
-        """Wait up to ``timeout_s`` for the next one; return the runs concerned, ``""`` for all. Never raises."""
+        """Wait up to ``timeout_s`` seconds for the next notification; return the ids of the runs it concerns, ``""``
+        for all runs.
+
+        Returns an empty set if none came. Never raises.
+        """
 
     def arrived(self, timeout_s: float = 0.0) -> bool:
-        """Wait up to ``timeout_s`` for the next one; return whether there was one. Never raises."""
+        """Wait up to ``timeout_s`` seconds for the next notification; return whether one came. Never raises."""
 
     def close(self) -> None:
-        """Release resources; idempotent."""
+        """Release the connection; idempotent."""
 
 
 class Store(RunReader, CommandStore, AlertStore, CurationStore, AnswerStore, Protocol):
-    """A store of runs. :mod:`rlwatch.store` describes the contract."""
+    """A store of runs: reads and writes of runs, commands, alerts, users' edits and answers.
+
+    :mod:`rlwatch.store` describes the contract. ``url``: address of the store.
+    """
 
     url: str
 
     def news(self, topic: Topic, run_id: str | None = None) -> News | None:
-        """Return notifications of a topic, of one run or all, from now on; None where a store cannot push any."""
+        """Subscribe to notifications on a topic, of one run or all, from now on; None where the store
+        cannot send any.
+        """
 
     def open_run(self, run: RunInfo) -> RunWriter:
-        """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives."""
+        """Create the run, or begin its next attempt if it exists; return its writer.
+
+        Raises ``RunLockedError`` if another writer of the run is alive.
+        """
 
     def amend_run(self, run_id: str) -> RunWriter | None:
-        """Return a writer for a run whose process is gone, to complete its data without a new attempt.
+        """Return a writer for a run whose process is gone, to complete its data without beginning a new attempt.
 
-        None if the run has another writer, or cannot be written from here.
+        None if the run has another writer, or cannot be written from this machine.
         """
 
     def close(self) -> None:
@@ -587,49 +797,73 @@ class Store(RunReader, CommandStore, AlertStore, CurationStore, AnswerStore, Pro
 
 
 class Detector(Protocol):
-    """Watches for one failure. Causal: at a step it uses only data up to that step."""
+    """Interface of a detector: it watches the metrics of a run for one failure.
+
+    A detector is causal: at a step it uses only data up to that step.
+
+    Attributes
+    ----------
+    name, family
+        Unique name, and the family to which it belongs.
+    kinds
+        Kinds of findings that it can return.
+    requires
+        Alternatives: tuples of canonical metrics. The detector can run if all metrics of one tuple were ever seen.
+    """
 
     name: ClassVar[str]
     family: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
     requires: ClassVar[tuple[tuple[str, ...], ...]]
-    """Alternatives: it can run if all canonical metrics of any one tuple were ever seen.
+    """Alternatives: the detector can run if all canonical metrics of any one tuple were ever seen.
 
-    A name that ends in a slash is an open family (``grad_layer/``): any of its metrics will do.
+    A name that ends in a slash is a prefix (``grad_layer/``): any metric with it is enough.
     """
 
     def update(self, step: ClosedStep) -> list[Finding]:
-        """Take the next closed step; return the findings whose condition holds now (usually none)."""
+        """Take the next closed step (its rows merged); return the findings whose condition holds now, usually none."""
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Judge a record when it arrives, before its step closes (non-finite values only).
+        """Examine a row when it arrives, before its step closes; return findings about non-finite values only.
 
-        The result of :meth:`update` for the closed step does not depend on it.
+        The result of :meth:`update` for the closed step does not depend on this call.
         """
 
     def notice(self, event: Event) -> None:
-        """Process an event (``reference_reset``...), which may restart a baseline."""
+        """Take an event of the run, such as ``reference_reset``; the detector may restart a baseline."""
 
 
 class Notifier(Protocol):
-    """A notification channel. One that can deliver from some processes only also has ``present() -> bool``."""
+    """Interface of a notification channel, such as a webhook. ``name``: the channel's name in the configuration.
+
+    A channel that can send only from some processes also has a method ``present() -> bool``.
+    """
 
     name: str
 
     def deliver(self, message: OutboxMessage) -> Delivery:
-        """Try once, within the notifier's own timeout; never raise for failures of the network."""
+        """Try once to send the message, within the channel's own timeout, and return the outcome.
+
+        Never raises for failures of the network.
+        """
 
 
 class CommandHandler(Protocol):
-    """Executes one kind of command inside the trainer, at a boundary where that is safe, on every rank."""
+    """Interface of the code that executes one kind of command inside the trainer.
+
+    It runs on every rank, between optimizer steps or at another point where that is safe. ``kind``: the kind of
+    command.
+    """
 
     kind: str
 
     def check(self, command: Command) -> None:
-        """Raise ``RLWatchError`` with the reason if it cannot or must not be done; changes nothing.
+        """Raise ``RLWatchError`` with the reason if the command cannot or must not be executed; change nothing.
 
-        Every rank checks before any rank acts, so that all do it or none.
+        Every rank checks before any rank acts, so that either all ranks execute the command or none.
         """
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Do it and return what to report; raise ``RLWatchError`` with the reason to reject."""
+        """Execute the command and return its report as JSON values; raise ``RLWatchError`` with the reason to reject
+        it.
+        """

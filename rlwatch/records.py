@@ -1,8 +1,9 @@
-"""Records that rlwatch passes between its parts: frozen, without behaviour beyond reading themselves.
+"""Records that the parts of rlwatch pass to each other: frozen dataclasses with little behaviour of their own.
 
-Numbers are plain floats. ``nan``, ``inf`` and ``-inf`` are values; a metric that was not measured is
-absent from the mapping. Steps are the trainer's global (optimizer) steps, integers >= 0. Times are Unix
-seconds.
+Numbers are plain floats. ``nan``, ``inf`` and ``-inf`` are values; a metric that was not measured is absent from the
+mapping. Steps are the trainer's global (optimizer) steps, integers >= 0. Times are Unix seconds. An *attempt* is one
+process of a run, numbered from 1: each resume is a new one. ``seq`` is the position of a row or event in the run's
+stream.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 JSON = Any
-"""A value ``json`` can write: str, int, float, bool, None, list, dict."""
+"""A value that ``json`` can write: str, int, float, bool, None, list, dict."""
 
 
 class Severity(StrEnum):
-    """Badness: ``info`` < ``warning`` < ``critical``."""
+    """Severity of a finding or an alert: ``info`` < ``warning`` < ``critical``."""
 
     INFO = "info"
     WARNING = "warning"
@@ -31,12 +32,12 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Return 0, 1 or 2, for comparison."""
+        """Severity as a number for comparison: 0 for info, 1 for warning, 2 for critical."""
         return ("info", "warning", "critical").index(self.value)
 
 
 class Stage(StrEnum):
-    """Stages of a finding's lifetime that are reported: it began, got worse, eased to a lower severity, or ended."""
+    """Reported stages in the life of a finding: it began, got worse, eased to a lower severity, or ended."""
 
     BEGAN = "began"
     WORSENED = "worsened"
@@ -45,25 +46,26 @@ class Stage(StrEnum):
 
     @property
     def better(self) -> bool:
-        """Return whether it is a recovery, which is no sign of a failure."""
+        """Return whether the stage is a recovery: the finding eased or ended."""
         return self in (Stage.EASED, Stage.RESOLVED)
 
 
 class RunState(StrEnum):
-    """State of a run as its writer left it. A reader decides whether a running run is stale."""
+    """State of a run as its writer recorded it. A reader decides whether a ``running`` run is in truth dead."""
 
     RUNNING = "running"
     FINISHED = "finished"
     CRASHED = "crashed"
     UNFINISHED = "unfinished"
-    """For logs: the log stops before its trainer was done."""
+    """For an imported log: the log ends before its trainer was done."""
 
 
 class CommandStatus(StrEnum):
-    """States of a command: queued -> claimed -> done | rejected | failed; or expired or cancelled before it began.
+    """States of a user's command to a run: queued -> claimed -> done, rejected or failed; or expired or cancelled.
 
-    Claimed: the trainer's process has it and waits for a safe boundary. Cancelling: claimed, and to be dropped unless
-    it has begun. Failed: it began, and its progress is unknown.
+    Claimed: the training process has the command and waits for a safe point. Cancelling: claimed, and to be dropped
+    unless its execution has begun. Failed: its execution began, and it is not known how far it came. Expired or
+    cancelled: its execution never began.
     """
 
     QUEUED = "queued"
@@ -77,12 +79,12 @@ class CommandStatus(StrEnum):
 
     @property
     def open(self) -> bool:
-        """Return whether a result is still to come."""
+        """Return whether the command has no final result yet: it is queued, claimed or being cancelled."""
         return self in (CommandStatus.QUEUED, CommandStatus.CLAIMED, CommandStatus.CANCELLING)
 
 
 class AlertState(StrEnum):
-    """States of an alert: pending -> firing -> resolved (a pending one may vanish)."""
+    """States of an alert: pending -> firing -> resolved. A pending alert may disappear before it fires."""
 
     PENDING = "pending"
     FIRING = "firing"
@@ -90,7 +92,7 @@ class AlertState(StrEnum):
 
 
 class OutboxStatus(StrEnum):
-    """States of an outgoing message: pending -> sent, or dead after the last attempt."""
+    """States of an outgoing message: pending -> sent, or dead after the last failed attempt."""
 
     PENDING = "pending"
     SENT = "sent"
@@ -99,9 +101,10 @@ class OutboxStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunEdit:
-    """A user's change of a run, stored separately from what its trainer wrote; None or empty: unchanged.
+    """A user's change of a run's name, tags, notes or state, stored separately from what the trainer wrote.
 
-    An empty ``name`` restores the trainer's.
+    ``by`` is the user and ``at`` the time in Unix seconds. A field that is None or empty changes nothing, except that
+    an empty ``name`` restores the trainer's name.
     """
 
     run_id: str
@@ -117,10 +120,10 @@ class RunEdit:
 
 @dataclass(frozen=True, slots=True)
 class Curation:
-    """The result of all edits of a run. ``edited_at`` None: never edited.
+    """The combined result of all edits of one run by users: notes, archived or deleted, and by whom.
 
-    ``logged_name`` and ``logged_tags`` are what its trainer wrote. A run with a heartbeat after its deletion is not
-    deleted, because it was resumed.
+    ``edited_at`` and ``deleted_at`` are Unix seconds or None. ``logged_name`` and ``logged_tags`` are the name and the
+    tags that the trainer wrote. A run with a heartbeat after its deletion is not deleted, because it was resumed.
     """
 
     notes: str = ""
@@ -134,13 +137,17 @@ class Curation:
 
     @property
     def deleted(self) -> bool:
-        """Return whether it is hidden until it is restored or purged."""
+        """Return whether the run is deleted: hidden until a user restores it or removes its data for good."""
         return self.deleted_at is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """A run whose data were removed for good, with user and time, and the user who had deleted it."""
+    """Record of a run whose data were removed for good.
+
+    ``by`` and ``at``: the user who removed the data, and when (Unix seconds). ``deleted_by`` and ``deleted_at``: the
+    user who had deleted the run before.
+    """
 
     run_id: str
     project: str
@@ -153,13 +160,34 @@ class Purge:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One training run. The directory (or row) of this id is the portable unit.
+    """Description of one training run: identity, configuration, state, and the position of its training.
 
-    ``source`` names the trainer (``"trl/grpo"``, ``"verl"``, ``""`` for a custom loop) and decides how ambiguous metric
-    names are read. ``attempt`` counts process starts, from 1. A store's readers return ``name`` and ``tags`` as users
-    edited them, and other edits under ``curation``; writers know only the trainer's. ``stage`` is the stage of its
-    process at the last heartbeat (``sampling``, ``reward``...; empty: unknown), and ``stage_since`` its beginning (Unix
-    seconds).
+    Parameters
+    ----------
+    run_id
+        Unique id; the directory (or database row) with this id can be moved to another store.
+    project, name, tags
+        Names that users search by. Readers of a store return ``name`` and ``tags`` as users edited them, writers the
+        trainer's.
+    source
+        Trainer (``"trl/grpo"``, ``"verl"``, ``""`` for a custom loop); decides the meaning of ambiguous metric names.
+    created_at, heartbeat_at, last_ts
+        Time of creation, of the last heartbeat, and of the last row (Unix seconds).
+    config
+        Settings of the training.
+    attempt
+        Number of processes that trained the run, from 1.
+    state, state_reason
+        State that the writer recorded, and its reason.
+    last_step
+        Last step of which a row is stored; None without rows.
+    host, pid
+        Machine and process id of the training process.
+    curation
+        Other edits by users.
+    stage, stage_since
+        Stage of the training process at the last heartbeat (``sampling``, ``reward``...; empty: unknown), and when that
+        stage began (Unix seconds).
     """
 
     run_id: str
@@ -184,10 +212,22 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Some metrics of one step. Several records may share a step; they merge when the step closes.
+    """One row: some metrics of one step. Several rows may have the same step; they are merged when the step closes.
 
-    ``seq`` is the position in the run's stream (1, 2, ... without gaps), 0 while not yet assigned.
-    ``metrics`` keeps the names the source used; :mod:`rlwatch.metrics` reads them canonically.
+    Parameters
+    ----------
+    step
+        The trainer's optimizer step.
+    metrics
+        Name -> value, with the trainer's names; :mod:`rlwatch.metrics` translates them to canonical ones.
+    ts
+        Time of logging, Unix seconds.
+    attempt
+        Process of the run that logged the row, from 1.
+    rank
+        Rank that logged the row.
+    seq
+        Position in the run's stream of rows and events (1, 2, ... without gaps); 0 while not yet assigned.
     """
 
     step: int
@@ -199,7 +239,7 @@ class StepRecord:
 
 
 class PackedMetrics(Mapping[str, float]):
-    """Metrics of a row as a journal packed them: little-endian float64, one a name; decoded on first use."""
+    """Metrics of a row as packed bytes (little-endian float64, one for each name), which are decoded on first use."""
 
     __slots__ = ("_read", "names", "packed")
 
@@ -208,7 +248,7 @@ class PackedMetrics(Mapping[str, float]):
         self._read: dict[str, float] | None = None
 
     def plain(self) -> dict[str, float]:
-        """A dictionary, the same one at each call."""
+        """Return the metrics as a dictionary, the same object at each call."""
         if self._read is None:
             values = struct.unpack(f"<{len(self.names)}d", self.packed)
             self._read = dict(zip(self.names, values, strict=True))
@@ -229,11 +269,22 @@ class PackedMetrics(Mapping[str, float]):
 
 @dataclass(frozen=True, slots=True)
 class ClosedStep:
-    """Input of the detectors: one step, its records merged, names canonical.
+    """One step as detectors receive it: all rows of the step merged, with canonical metric names.
 
-    ``origin`` maps a canonical name to the source name it was read from. ``seq`` is that of the record that closed the
-    reading (the last merged one). ``numbers``: the finite metrics, computed once for all detectors; the same object as
-    ``metrics`` where all are finite.
+    Parameters
+    ----------
+    step
+        The optimizer step.
+    metrics
+        Canonical name -> value, which may be NaN or infinite.
+    origin
+        Canonical name -> the trainer's name of the metric.
+    ts, attempt
+        Unix seconds, and process of the run.
+    seq
+        Position of the last merged row in the run's stream.
+    numbers
+        The finite metrics only, computed once for all detectors; the same object as ``metrics`` where all are finite.
     """
 
     step: int
@@ -244,7 +295,7 @@ class ClosedStep:
     seq: int = 0
     numbers: Mapping[str, float] = field(init=False, repr=False, compare=False)
     beginning: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
-    """Cache of names by prefix, filled on demand: one for all rows with the same names in the same order."""
+    """Cache of metric names by prefix, filled on demand; rows with the same names in the same order share one."""
 
     def __post_init__(self) -> None:
         """Precompute the finite metrics."""
@@ -255,7 +306,9 @@ class ClosedStep:
         object.__setattr__(self, "beginning", _beginning(tuple(metrics)))
 
     def get(self, *names: str) -> float | None:
-        """Return the value of the first of ``names`` that was measured (may be nan or inf); None if none was."""
+        """Return the value of the first of the metrics ``names`` that was measured (may be NaN or infinite); None if
+        none was.
+        """
         for name in names:
             value = self.metrics.get(name)
             if value is not None:
@@ -269,62 +322,71 @@ def _beginning(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:  # noqa: A
 
 
 GROUP_TAG = "group:"
-"""Prefix of a tag that names the group of seeds of a run: runs of one configuration, except for the seed."""
+"""Prefix of a tag that assigns a run to a group: runs of one configuration that differ in the seed only."""
 FAR_OUT = "far-out tokens"
-"""Reason of a spike batch: tokens of an ordinary step that are beyond a limit, worst first."""
+"""Reason of a spike batch: tokens of an ordinary step that are beyond a limit, the worst first."""
 NON_FINITE = "non-finite tokens"
-"""The same for a step in which the log-probs of some token were NaN or infinite: those come first."""
+"""Reason of a spike batch: tokens of a step with NaN or infinite log-probs, these tokens first."""
 CULPRITS = "culprits"
-"""Reason of a spike batch: the tokens that localisation found responsible for the gradient of the step, worst first."""
+"""Reason of a spike batch: the tokens that gradient localisation found responsible for the step's gradient, worst
+first.
+"""
 RESPONSES = "responses"
 """Reason of a spike batch: every token of the responses that contain culprits (or of a stretch around them)."""
 DISTRIBUTIONS = "token distributions"
-"""Reason of a spike batch: histograms of quantities over all tokens of the step; no rows of single tokens."""
+"""Reason of a spike batch: histograms of quantities over all tokens of the step; it has no rows of single tokens."""
 ORIGIN = "origin"
-"""Setting under which a run stores its origin; a setting of the trainer with that name is left alone."""
+"""Key of the configuration under which rlwatch stores its own entries; a trainer's setting with that name is left
+alone.
+"""
 FORECAST_SWITCH = "forecast"
-"""Entry of :data:`ORIGIN`: False where the run was begun with ``forecast=False``."""
+"""Entry of :data:`ORIGIN`: False where the run was started with ``forecast=False``."""
 STAGES = "stages"
-"""The same for the stages of the step: columns ``stage`` (str), ``begin`` (Unix seconds) and ``seconds`` (float64)."""
+"""Reason of a spike batch: the stages of the step; columns ``stage`` (str), ``begin`` (Unix seconds), ``seconds``
+(float64).
+"""
 APART = (DISTRIBUTIONS, STAGES)
-"""Reasons of batches that are read only by their reason: they hold no tokens."""
+"""Reasons of batches that are returned only when asked for by reason, because they contain no tokens."""
 STALLED = "stalled"
-"""Kind of an event: the process lives but makes no progress; with its stage and the stacks of its threads."""
+"""Kind of an event: the process lives but makes no progress; it has its stage and the stacks of its threads."""
 STALL_OVER = "stall_over"
-"""Kind of an event: a stalled process continues."""
+"""Kind of an event: a stalled process makes progress again."""
 SHED = "shed"
-"""Kind of an event: data dropped while the store accepted nothing and its buffer was nearly full."""
+"""Kind of an event: data were dropped because the store accepted nothing and its buffer was nearly full."""
 COMMAND = "command"
-"""Kind of an event: an executed command, with its arguments and its report."""
+"""Kind of an event: a command was executed; with its arguments and its report."""
 SNAPSHOTS = "snapshots"
-"""Kind of an event: the run keeps snapshots from this step on, to which it can be rolled back."""
+"""Kind of an event: from this step on the run keeps snapshots to which it can be rolled back."""
 LOCALISED = "gradient_localised"
-"""Kind of an event: a summary of what localisation found about the gradient of the step."""
+"""Kind of an event: summary of what gradient localisation found about the step's gradient."""
 CRASH_FORECAST = "crash_forecast"
-"""Kind of the finding of a forecast that is an alarm."""
+"""Kind of the finding that reports a forecast whose risk of failure raises an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpikeBatch:
-    """Per-token records of one step and rank, in columns of equal length N.
+    """Data on single tokens of one step and rank, recorded for one ``reason``, in columns of equal length N.
 
-    Usual columns: ``sequence``, ``position``, ``token_id`` (int64); ``logp``, ``old_logp``,
-    ``rollout_logp``, ``ref_logp`` (nats), ``ratio``, ``advantage``, ``entropy`` (nats), ``screen`` (|A| r (1 - p):
-    the norm of the token's gradient at the logits, up to a factor of sqrt 2; float64); ``text`` (str, opt-in).
-    ``nan`` in a float column means NaN was measured; a column that was not measured is absent.
+    ``columns``: name -> array or list. ``ts``: Unix seconds. ``attempt``: process of the run.
 
-    Where ``reason`` is :data:`CULPRITS` or :data:`RESPONSES` also: ``microbatch`` (int64), ``reward``,
-    ``coefficient`` (dL/dlogp), ``entropy_coefficient`` (dL/dentropy), ``contribution`` (signed, in the unit of the
-    gradient norm; they sum up to it over the step), ``share`` (contribution / norm). Of culprits also ``cause`` and
-    ``why`` (str), ``verified`` (int64, 0 or 1), ``own_norm`` (norm of the token's own gradient, to be read where
-    ``verified`` is 1 only) and ``layers`` (str:
-    JSON object, layer -> share of ``own_norm`` squared; ``{}`` where not verified); with text also ``before`` and
-    ``after``, the text around it, ``text_position`` (characters before it) and ``prompt``. Where the trainer knows them
-    of culprits: ``prompt_index``, ``sample``, ``sampler_version`` (int64, -1: not known), ``group``, ``rollout``,
-    ``task``, ``reward_parts`` (str, JSON), see :data:`rlwatch.export.COLUMNS`.
+    Usual columns: ``sequence``, ``position``, ``token_id`` (int64); ``logp``, ``old_logp``, ``rollout_logp``,
+    ``ref_logp`` (nats), ``ratio``, ``advantage``, ``entropy`` (nats), ``screen`` (float64: |A| r (1 - p), the norm of
+    the token's gradient at the logits, up to a factor of sqrt 2); ``text`` (str, opt-in). ``nan`` in a float column
+    means NaN was measured; a column that was not measured is absent.
 
-    Where it is :data:`DISTRIBUTIONS` a row is a bin with tokens in it: ``quantity``, ``bin`` and ``count`` (integers),
-    which :func:`rlwatch.distributions.distributions` reads.
+    With the reason :data:`CULPRITS` or :data:`RESPONSES` also ``microbatch`` (int64), ``reward``, ``coefficient``
+    (dL/dlogp), ``entropy_coefficient`` (dL/dentropy), ``contribution`` (signed, in the unit of the gradient norm; over
+    the step the contributions add up to the norm) and ``share`` (contribution / norm).
+
+    With the reason :data:`CULPRITS` also ``cause`` and ``why`` (str), ``verified`` (int64, 0 or 1), ``own_norm`` (norm
+    of the token's own gradient, valid only where ``verified`` is 1) and ``layers`` (str: JSON object, layer -> share of
+    ``own_norm`` squared; ``{}`` where not verified). If text is kept also ``before`` and ``after`` (text around the
+    token), ``text_position`` (characters before it) and ``prompt``. Where the trainer knows them: ``prompt_index``,
+    ``sample``, ``sampler_version`` (int64, -1: not known), ``group``, ``rollout``, ``task``, ``reward_parts`` (str,
+    JSON), see :data:`rlwatch.export.COLUMNS`.
+
+    With the reason :data:`DISTRIBUTIONS` a row is a bin with tokens in it: ``quantity``, ``bin`` and ``count``
+    (integers), which :func:`rlwatch.distributions.distributions` reads.
     """
 
     step: int
@@ -342,8 +404,9 @@ class SpikeBatch:
 class CompletionBatch:
     """Completions of one step as text, chosen and shortened by the recorder, in columns of equal length N.
 
-    Usual columns: ``prompt``, ``completion`` (str); ``reward``, ``advantage`` (float64, NaN where it was NaN);
-    ``length`` (int64, tokens); ``group`` (int64, which prompt); ``task`` (str).
+    ``columns``: name -> array or list. Usual ones: ``prompt``, ``completion`` (str); ``reward``, ``advantage``
+    (float64, NaN where NaN was measured); ``length`` (int64, tokens); ``group`` (int64, number of the prompt); ``task``
+    (str). ``ts``: Unix seconds. ``attempt``: process of the run.
     """
 
     step: int
@@ -357,10 +420,22 @@ class CompletionBatch:
 
 
 class JudgedRow(NamedTuple):
-    """A judged row, and why the run was not sound there; "" where it was.
+    """One row of a run and the reason why the run was not healthy at that row (``why_not``; empty where it was).
 
-    In the unit of the reward: ``level``, the median of the last rows; ``spread``, the noise of a row; ``reward``, that
-    of the row. ``entropy``: ratio to its first value. None where they are not logged.
+    Parameters
+    ----------
+    step
+        The optimizer step.
+    why_not
+        Reason; empty where the run was healthy.
+    level
+        Median reward of the last rows; None where rewards are not logged.
+    spread
+        Noise of one row's reward, in the unit of the reward.
+    entropy
+        Entropy divided by its first value in the run; None where it is not logged.
+    reward
+        Reward of this row; None where it is not logged.
     """
 
     step: int
@@ -373,8 +448,11 @@ class JudgedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of the run, not a measurement: ``reference_reset``, ``resume``, ``exception``, ``signal``, ``command``,
-    ``note``... Detectors may restart a baseline on it.
+    """Something that happened in a run and is no measurement: ``reference_reset``, ``resume``, ``exception``,
+    ``note``...
+
+    Detectors may restart a baseline after an event. ``body``: details as JSON values. ``ts``: Unix seconds.
+    ``attempt``: process of the run. ``seq``: position in the run's stream of rows and events.
     """
 
     kind: str
@@ -387,12 +465,32 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A detector's judgement that held at ``step``, using only data up to ``step``.
+    """A problem that a detector found at ``step``, using only data up to ``step``.
 
-    ``onset_step`` is its beginning, in retrospect. ``stage``: the reported stage of its lifetime; ``severity`` is the
-    present one if it eased, ``info`` if it ended. ``score``: how far it is beyond its threshold (>= 1 where it fires;
-    unitless). ``baseline``: the run's own reference level in the metric's unit. ``evidence`` holds the numbers behind
-    it.
+    Parameters
+    ----------
+    detector, family
+        The detector and its family.
+    kind
+        Kind of failure.
+    severity
+        Present severity; ``info`` for one that ended.
+    step, onset_step
+        Step at which the problem was found, and the step at which it began, in retrospect.
+    message
+        Description in a sentence.
+    evidence
+        Numbers on which the finding is based.
+    metric
+        Metric in which it was found.
+    score
+        How far the metric is beyond its threshold, without unit; >= 1 where the detector fires.
+    baseline
+        The run's own reference level, in the unit of the metric.
+    attempt, seq
+        Process of the run, and position of the row after which it was found.
+    stage
+        Reported stage of its life: it began, worsened, eased or ended.
     """
 
     detector: str
@@ -413,9 +511,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ForecastRecord:
-    """A forecast made at ``step``, of the record ``seq``: a judgement, stored separately from measurements.
+    """A forecast made at ``step``, stored separately from the measurements. See :class:`rlwatch.forecast.Forecast`.
 
-    ``metrics``: ``forecast/...``; ``body``: values that are not numbers. See :class:`rlwatch.forecast.Forecast`.
+    ``metrics``: its numbers ``forecast/...``. ``body``: values that are not numbers. ``seq``: position of the row after
+    which it was made. ``ts``: Unix seconds. ``attempt``: process of the run.
     """
 
     step: int
@@ -428,7 +527,27 @@ class ForecastRecord:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One episode of one rule on one run. ``alert_id`` = hash(run, rule, kind, onset seq)."""
+    """One alert: an alert rule that fired on a run for one kind of finding, until the finding ends.
+
+    Parameters
+    ----------
+    alert_id
+        Hash of run, rule, kind and the position at which the alert began.
+    run_id, rule, kind
+        The run, the name of the alert rule, and the kind of finding.
+    severity, state
+        Severity, and whether it is pending, firing or resolved.
+    onset_step, step
+        Step at which the problem began, in retrospect, and the last step at which it was seen.
+    message, reason
+        Description of the problem, and why the rule fired.
+    detector, evidence
+        Detector that found it, and the numbers on which the finding is based.
+    fired_at, resolved_at
+        Unix seconds; None before.
+    resolved_step
+        Step at which the alert was resolved.
+    """
 
     alert_id: str
     run_id: str
@@ -449,7 +568,10 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """An acknowledged alert: no repeats and no escalation, unless it gets worse than ``severity``."""
+    """A user's acknowledgement of an alert: it is not repeated or escalated, unless it gets worse than ``severity``.
+
+    ``by``: the user. ``why``: the user's reason. ``at``: Unix seconds.
+    """
 
     alert_id: str
     run_id: str
@@ -461,10 +583,25 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Alerts that match are not published until ``until``. Empty fields match all; all others must match.
+    """A period in which matching alerts are not sent. Empty fields match every alert; an alert must match all other
+    fields.
 
-    ``run`` is a run's id or name; ``labels`` are those of the rule. ``until`` in the past: it is over. ``alerts``: only
-    these (ids), which a user snoozed. ``up_to``: alerts above this severity are published all the same; None: none is.
+    Parameters
+    ----------
+    silence_id, by, why
+        Id, the user who set it, and the reason.
+    created_at, until
+        Begin and end, Unix seconds; an ``until`` in the past: it is over.
+    run
+        Id or name of a run.
+    project, kind, rule
+        Project of the run, kind of finding, and name of the alert rule.
+    labels
+        Labels of the alert rule.
+    alerts
+        Ids of single alerts that a user snoozed.
+    up_to
+        Alerts above this severity are sent all the same; None: none is.
     """
 
     silence_id: str
@@ -483,8 +620,10 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One action or comment of a user: who, when, and in words. ``act``: ``note``, ``acknowledge``, ``silence``...
-    ``run_id`` and ``alert_id`` where it concerns one.
+    """One action or comment of a user in the audit log.
+
+    ``at``: Unix seconds. ``by``: the user. ``act``: ``note``, ``acknowledge``, ``silence``... ``text``: description.
+    ``run_id`` and ``alert_id``: the run and the alert it concerns, if any.
     """
 
     entry_id: str
@@ -498,7 +637,11 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class ForecastAnswer:
-    """A user's answer to "was the forecast at this step right?": something did go wrong, or nothing did."""
+    """A user's answer to the question whether the forecast at a step was right.
+
+    ``right``: a problem came as forecast. ``by`` and ``why``: the user and the reason. ``at``: Unix seconds.
+    ``attempt``: process of the run.
+    """
 
     run_id: str
     step: int
@@ -511,8 +654,22 @@ class ForecastAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """A message to one notification channel. ``channel`` is a name in the configuration: the address and its secret are
-    never stored.
+    """A message to one notification channel, with its content and the state of its delivery.
+
+    Parameters
+    ----------
+    message_id, run_id, alert_id
+        Ids of the message, the run and the alert.
+    channel
+        Name of the channel in the configuration; its address and its secret are never stored.
+    payload
+        Content.
+    status, attempts, last_error
+        State, number of tries so far, and the last error.
+    next_attempt_at, created_at, sent_at
+        Unix seconds; ``sent_at`` is None until the message is sent.
+    lease_until
+        Unix seconds until which one process alone may send the message.
     """
 
     message_id: str
@@ -531,7 +688,7 @@ class OutboxMessage:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The alerts of a run (or of several), the messages about them, and their acknowledgements."""
+    """Alerts of one run (or of several), the messages about them, and their acknowledgements, read at one moment."""
 
     alerts: tuple[Alert, ...] = ()
     messages: tuple[OutboxMessage, ...] = ()
@@ -540,8 +697,26 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A user's command to the live run, as a row. ``kind`` is e.g. ``reset-reference``; ``args`` e.g.
-    ``{"optimizer": "clear" | "keep"}``; ``force`` overrides vetoes that may be overridden.
+    """A user's command to a live run, as a row in the store.
+
+    Parameters
+    ----------
+    command_id, run_id
+        Ids of the command and the run.
+    kind, args
+        Kind, such as ``reset-reference``, and arguments, such as ``{"optimizer": "clear" | "keep"}``.
+    force
+        Override those vetoes that may be overridden.
+    status, result
+        State, and report or reason as text.
+    requested_by, why
+        The user and the reason.
+    idempotency_key
+        A second command of the run with the same key is not stored.
+    created_at, expires_at, claimed_at, finished_at
+        Unix seconds; a command that was not claimed before ``expires_at`` is never executed.
+    finished_step
+        Optimizer step at which the command was executed.
     """
 
     command_id: str

@@ -1,4 +1,8 @@
-"""Recorded completions as rows: ordered, selected, flagged; and how the answers to the same prompt changed."""
+"""Recorded completions as rows: sorting, selection, anomalies, and how the answers to a prompt changed between two
+steps.
+
+A row is a dict, column -> value, of one completion.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,19 @@ from rlwatch.records import JSON, CompletionBatch
 Row = dict[str, JSON]
 
 PART = "reward/"
-"""Prefix of the column of a reward function."""
+"""Prefix of a column that holds the reward of one reward function."""
 CUT = " […] "
-"""Replaces the middle of a long text."""
+"""Text that replaces the middle of a shortened text."""
 LOOPING = 0.5
-"""Repetition from which a completion repeats itself; prose has below 0.1."""
+"""Repetition score from which on a completion counts as repeating itself; prose has below 0.1."""
 
 
 def completion_rows(batches: Sequence[CompletionBatch], most: int | None = None) -> list[Row]:
-    """Return at most ``most`` completions, newest step first, in the order they were recorded."""
+    """Return at most ``most`` recorded completions as rows, the newest step first, within a step in the order of
+    recording.
+
+    Each row has the columns of its batch, and ``step``, ``attempt`` and ``rank``. ``most`` None: all.
+    """
     rows: list[Row] = []
     for batch in sorted(batches, key=lambda batch: batch.step, reverse=True):
         columns = {name: column_values(column) for name, column in batch.columns.items()}
@@ -31,18 +39,18 @@ def completion_rows(batches: Sequence[CompletionBatch], most: int | None = None)
 
 
 def column_values(column: object) -> list[JSON]:
-    """Return a column's values as plain Python."""
+    """Return the values of a column (numpy array or sequence) as a list of plain Python values."""
     tolist = getattr(column, "tolist", None)
     return list(tolist()) if tolist is not None else list(column)  # type: ignore[call-overload]
 
 
 def prompt_of(row: Row) -> str:
-    """Return the name of its prompt: its id, or the text where an older version recorded none."""
+    """Return the name of a completion's prompt: its id, or its text where an older version recorded no id."""
     return str(row.get("prompt_id") or row.get("prompt") or "")
 
 
 def reward_parts(row: Row) -> dict[str, float]:
-    """Return the rewards by function."""
+    """Return reward function -> its reward for this completion."""
     return {
         name.removeprefix(PART): float(value)
         for name, value in row.items()
@@ -51,13 +59,15 @@ def reward_parts(row: Row) -> dict[str, float]:
 
 
 def value(row: Row, name: str) -> float | None:
-    """Return a number of the completion; None where it was not recorded, NaN where it was NaN."""
+    """Return the number in column ``name`` of a completion; None where it was not recorded, NaN where it was NaN."""
     found = row.get(name)
     return None if found is None or isinstance(found, bool | str) else float(found)
 
 
 def flags(row: Row) -> list[str]:
-    """Return descriptions of what is unusual about the completion."""
+    """Return short descriptions of anomalies of a completion: a non-finite reward, advantage or KL, repetition, or no
+    text.
+    """
     broken = [name for name in ("reward", "advantage", "kl") if not math.isfinite(value(row, name) or 0.0)]
     found = [f"{name} {'NaN' if math.isnan(float(row[name])) else 'infinite'}" for name in broken]
     if (value(row, "repetition") or 0.0) >= LOOPING:
@@ -71,20 +81,23 @@ def flags(row: Row) -> list[str]:
 
 
 class Sort(StrEnum):
-    """Columns by which completions are sorted, the most suspicious first."""
+    """Columns by which completions can be sorted, the most suspicious value first."""
 
     REWARD = "reward"
-    """The worst first."""
+    """The lowest reward first."""
     LENGTH = "length"
-    """The longest first."""
+    """The longest completion first."""
     KL = "kl"
-    """The farthest from the reference first."""
+    """The farthest from the reference model first."""
     REPETITION = "repetition"
-    """Those that repeat themselves most first."""
+    """The most repetitive completion first."""
 
 
 def ordered(rows: Iterable[Row], sort: Sort, *, reverse: bool = False) -> list[Row]:
-    """Sort by ``sort``: NaN and infinities first, then the most suspicious (``reverse``: least), unknown last."""
+    """Return completions sorted by a column: NaN and infinities first, then the most suspicious, unknown values last.
+
+    ``reverse``: the least suspicious finite values first.
+    """
     sign = (1 if sort is Sort.REWARD else -1) * (-1 if reverse else 1)
 
     def place(row: Row) -> tuple[int, float]:
@@ -97,7 +110,10 @@ def ordered(rows: Iterable[Row], sort: Sort, *, reverse: bool = False) -> list[R
 
 
 def among(rows: Iterable[Row], *, first: int | None = None, last: int | None = None, prompt: str = "") -> list[Row]:
-    """Return the rows of steps ``first`` to ``last``, and of ``prompt``: a prefix of its id, or part of its text."""
+    """Return the completions of the steps ``first`` to ``last``, inclusive, whose prompt matches ``prompt``.
+
+    ``prompt``: beginning of the prompt's id, or part of its text, in any case; empty: all. None: no limit.
+    """
     wanted = prompt.casefold()
     return [
         row
@@ -113,9 +129,10 @@ def _fits(row: Row, wanted: str) -> bool:
 
 
 def best_and_worst(rows: Sequence[Row], most: int) -> list[Row]:
-    """Return at most ``most`` with the highest and as many with the lowest or a non-finite reward; each once.
+    """Return at most ``most`` completions with the highest and ``most`` with the lowest or a non-finite reward, each
+    once.
 
-    Among equals, newer ones come first.
+    The highest come first and the worst last. Among equal rewards newer completions come first.
     """
     known = sorted((row for row in rows if value(row, "reward") is not None), key=lambda row: -int(row["step"]))
     worst = ordered(known, Sort.REWARD)[:most]
@@ -130,7 +147,7 @@ def best_and_worst(rows: Sequence[Row], most: int) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A recorded prompt: its id, its text, and the steps, ascending."""
+    """A prompt of which completions were recorded: its id, its text, and the steps with completions, ascending."""
 
     prompt_id: str
     prompt: str
@@ -138,7 +155,7 @@ class Seen:
 
 
 def prompts_seen(rows: Iterable[Row]) -> list[Seen]:
-    """Return every prompt with a name, those of most steps first."""
+    """Return every prompt with recorded completions, those that occur at most steps first."""
     steps: dict[str, set[int]] = {}
     texts: dict[str, str] = {}
     for row in rows:
@@ -150,7 +167,10 @@ def prompts_seen(rows: Iterable[Row]) -> list[Seen]:
 
 
 def at_step(rows: Iterable[Row], step: int, prompt_id: str = "") -> list[Row]:
-    """Return the rows of a step (and of a prompt), of the last attempt that reached it, the best reward first."""
+    """Return the completions of ``step`` (and of a prompt, if given), those with the highest reward first.
+
+    If several attempts (processes of a resumed run) reached the step, only the last one counts.
+    """
     here = [row for row in rows if row["step"] == step and (not prompt_id or prompt_of(row) == prompt_id)]
     newest = max((int(row["attempt"]) for row in here), default=1)
     return ordered((row for row in here if row["attempt"] == newest), Sort.REWARD, reverse=True)
@@ -162,7 +182,7 @@ _ANSWERS = (
     re.compile(r"####[ \t]*([^\n]{1,400})"),
     re.compile(r"\banswer\b[ \t]*(?:is|:|=)[ \t]*([^\n]{1,400})", re.IGNORECASE),
 )
-"""Formats of a final answer, the most specific first."""
+"""Patterns of a final answer, the most specific first."""
 LONGEST_ANSWER = 200
 
 
@@ -183,10 +203,18 @@ def answer(completion: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptComparison:
-    """A prompt at one step and at another: mean rewards, answers, and a description of the change.
+    """One prompt at two steps: mean rewards and answers at each, and what changed.
 
-    ``changed`` is empty where neither the sign of the reward nor the answers changed. A reward is None where no
-    completion had one, NaN where one of them was.
+    Parameters
+    ----------
+    prompt_id, prompt
+        Id and text of the prompt.
+    before, after
+        Mean reward of its completions; None where no completion had one, NaN where one of the rewards was NaN.
+    answers_before, answers_after
+        Different final answers in the completions.
+    changed
+        Description of the change; empty where neither the sign of the reward nor the answers changed.
     """
 
     prompt_id: str
@@ -199,7 +227,10 @@ class PromptComparison:
 
 
 def turns(rows: Sequence[Row], step: int, other: int) -> list[PromptComparison]:
-    """Compare every prompt recorded at both steps; changes of the reward's sign first, then of answers, then others."""
+    """Compare every prompt that has completions at both steps (``step`` and ``other``).
+
+    Prompts whose mean reward changed its sign come first, then those with other answers, then the unchanged ones.
+    """
     found = []
     for seen in prompts_seen(rows):
         if step in seen.steps and other in seen.steps:
@@ -247,7 +278,7 @@ def _least_changed(turn: PromptComparison) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Characters ``start`` to ``end`` of a text, and the text about them."""
+    """A marked span of a text: the characters ``start`` to ``end``, and a ``text`` that explains the mark."""
 
     start: int
     end: int
@@ -255,10 +286,11 @@ class TextSpan:
 
 
 def marks(row: Row, culprits: Iterable[Mapping[str, JSON]]) -> list[TextSpan]:
-    """Return the culprits in the completion, by their recorded position in the text, in order.
+    """Return the spans of a completion that are culprits (tokens found responsible for a gradient spike), in order.
 
-    Only where the text at that position equals the recorded culprit and its surroundings, and prompt and reward match:
-    a shortened text, or another response, has none.
+    ``culprits``: rows of the table of spikes. A culprit is marked only where the text at its recorded position equals
+    the culprit and its surroundings, and where prompt and reward match. A shortened text, or another response, has no
+    marks.
     """
     text, found = str(row.get("completion", "")), []
     for culprit in culprits:
@@ -272,7 +304,7 @@ def marks(row: Row, culprits: Iterable[Mapping[str, JSON]]) -> list[TextSpan]:
 
 
 def _may_hold(row: Row, culprit: Mapping[str, JSON]) -> bool:
-    """Return False where the culprit's response is known to be another one."""
+    """Return False where the culprit is known to belong to another response."""
     prompts = [str(one.get("prompt") or "") for one in (row, culprit)]
     shorter = min(map(len, prompts))
     own, its = value(row, "reward"), value(dict(culprit), "reward")

@@ -1,4 +1,5 @@
-"""Replay a log: what rlwatch would have reported, and when, had it watched the run.
+"""Replay of a log: the findings, alerts and forecasts that rlwatch would have reported, and when, had it watched the
+run.
 
 The report on step s uses only data up to s: the log passes through the same :class:`~rlwatch.monitor.Monitor` as a live
 run, row by row.
@@ -38,12 +39,16 @@ from rlwatch.wording import step
 FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
 """Fields of a step's forecast in a report."""
 Progress = Callable[[Sequence[StepRecord]], Iterable[StepRecord]]
-"""Wraps the records to show how far the replay is."""
+"""Wraps the sequence of rows to show how far the replay has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One alert that would have been sent, when it fired or got worse."""
+    """One alert that would have been sent during a replay: when it fired, or when it got worse.
+
+    ``step``: step at which it was raised. ``kind`` and ``severity``: those of the finding. ``reason``: its message.
+    ``rule``: alert rule that fired. ``onset_step``: step at which the problem began, in retrospect.
+    """
 
     step: int
     kind: str
@@ -55,12 +60,32 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a replay.
+    """The result of a replay of one run from a log.
 
-    ``view``: the run as every interface shows it. ``steps``: number of distinct steps. ``guessed``: names outside every
-    trainer's vocabulary that were read as the metric given; ``unknown``: names that are not read; ``unjudged``: names
-    of trainers that are recognised and not judged, each with the reason. ``rows``: number of rows of a line log, with
-    one of the lines. ``firing``: the alerts that still fire at the end of the log.
+    Parameters
+    ----------
+    source, format, run
+        Path of the log, name of its format, and name of the run in it.
+    steps
+        Number of distinct steps.
+    view
+        The run as every interface shows it.
+    alarms
+        Alerts that would have been sent.
+    skipped
+        Lines of the log that could not be read: reason and count.
+    notes
+        Remarks of the importer.
+    rows
+        Number of rows of a line log, with an example line.
+    guessed
+        Logged name -> metric as which it was read by a guess, because no trainer is known to use the name.
+    unknown
+        Logged names that are not read.
+    unjudged
+        Logged name of a known trainer that no detector uses -> the reason.
+    firing
+        Alerts that still fire at the end of the log.
     """
 
     source: str
@@ -79,37 +104,43 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Return whether nothing is or was critical, by the state of the run (``view.verdict.exit_code`` is not 1)."""
+        """Return whether the run is healthy enough: nothing is or was critical
+        (``view.verdict.exit_code`` is not 1).
+        """
         return self.view.verdict.exit_code != 1
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Return the canonical names of the logged metrics."""
+        """Canonical names of the logged metrics."""
         return self.view.metrics
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Return the findings in order of arrival."""
+        """All findings (detected problems) in order of arrival."""
         return self.view.findings
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """Return the ranked causes, where the state of the run lets one be named."""
+        """Likely causes of the findings, ranked; empty where the state of the run does not justify naming one."""
         return self.view.explanation
 
     @property
     def forecasts(self) -> tuple[ForecastRecord, ...]:
-        """Return the forecasts in order of arrival; without any, ``not_run`` has the reason."""
+        """All forecasts in order of arrival; if there are none, ``not_run`` has the reason."""
         return self.view.forecasts
 
     @property
     def not_run(self) -> tuple[NotRun, ...]:
-        """Return the parts that lacked their metrics."""
+        """Detectors, and the forecaster, that could not run because the log lacks their metrics."""
         return self.view.not_judged
 
     @property
     def forecast(self) -> list[dict[str, JSON]]:
-        """Return each step with a forecast: ``step``, ``p20``, ``p50``, ``p100``, ``risk``, ``alarm``, ``limit``."""
+        """Forecasts that have a number, one dict for each step: ``step``, ``p20``, ``p50``, ``p100``, ``risk``,
+        ``alarm``, ``limit``.
+
+        ``p50``: chance of a failure within 50 steps.
+        """
         forecasts = [forecast_of(record) for record in self.forecasts]
         return [{name: getattr(one, name) for name in FORECAST} for one in forecasts if not one.absent]
 
@@ -117,7 +148,7 @@ class Report:
         return framed(glance(self.view))
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""
+        """Return the report as plain lists, dicts and numbers; NaN and infinities remain floats."""
         return {
             "source": self.source,
             "format": self.format,
@@ -157,16 +188,16 @@ def scan(
     forecaster: Callable[[], Forecasts] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Replay one log.
+    """Replay one log through the detectors, the forecaster and the alert rules, and return a report.
 
     Parameters
     ----------
     log
-        A path (format sniffed); a DataFrame or another table of pandas, polars or pyarrow, a mapping of columns or a
-        list of rows, with a column ``step`` (without one, rows are numbered); or records, and events if there are any,
-        in order of arrival. What is missing and what is NaN in a table: :mod:`rlwatch.importers.data_frame`.
+        A path (its format is detected); a DataFrame or another table of pandas, polars or pyarrow, a mapping of columns
+        or a list of rows, with a column ``step`` (without one, rows are numbered); or records and events in order of
+        arrival. :mod:`rlwatch.importers.data_frame` describes missing values and NaN in a table.
     run
-        Name of the run in a log that holds several.
+        Name of the run in a log with several runs.
     format
         Name of the importer; None: detect the format.
     map
@@ -174,9 +205,9 @@ def scan(
     source
         The trainer, where the log does not show it.
     rules, detectors, forecaster
-        Instead of the default ones.
+        Used instead of the default alert rules, detectors and forecaster.
     progress
-        Wraps the records, to show how far the replay is.
+        Wraps the sequence of rows, to show how far the replay has come.
 
     Raises
     ------
@@ -214,7 +245,10 @@ def scan(
 
 
 def scan_all(path: str | os.PathLike[str], **options: object) -> list[Report]:
-    """Replay every run of a log; options as for :func:`replay`."""
+    """Replay every run of the log at ``path`` and return their reports.
+
+    ``options`` are those of :func:`replay`. Raises ``ImportFormatError`` if the log cannot be read.
+    """
     return [replay(imported, **options) for imported in read_log(path)]  # type: ignore[arg-type]
 
 
@@ -228,7 +262,19 @@ def replay(
     forecaster: Callable[[], Forecasts] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Pass an imported run through a Monitor, with the events between its records (by ``seq``)."""
+    """Pass an imported run row by row through a :class:`~rlwatch.monitor.Monitor` and return the report.
+
+    Parameters
+    ----------
+    imported
+        The run as an importer returned it.
+    events
+        Events of the run; each is replayed before the first row with a higher ``seq``.
+    source
+        The trainer; empty: the importer's.
+    rules, detectors, forecaster, progress
+        As for :func:`scan`.
+    """
     trainer = source or imported.source
     records = _without_guesses(imported.records, trainer)
     monitor = Monitor(
@@ -261,18 +307,18 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class NamesRead:
-    """The names of a log as they were read.
+    """The names of metrics in a log and the metrics as which they were read.
 
     Parameters
     ----------
     names
-        All of them, sorted.
+        All names in the log, sorted.
     metrics
-        Canonical names of the metrics they are.
+        Canonical names of the metrics that were recognised, sorted.
     guessed
-        Names that were read as a metric by a guess, with that metric.
+        Name in the log -> metric as which it was read by a guess.
     unread
-        Names that were read as none, each with the reason; empty where it is unknown.
+        Name in the log that was not read -> the reason; empty for an unknown name.
     """
 
     names: list[str]
@@ -282,7 +328,10 @@ class NamesRead:
 
     @classmethod
     def of(cls, given: Sequence[StepRecord], records: Sequence[StepRecord], trainer: str) -> Self:
-        """Read the names of the rows ``given``; ``records`` are those that are judged."""
+        """Read the names of metrics in the rows ``given``, as logged by ``trainer``.
+
+        ``records``: the rows that are judged, from which names that a closer name replaces were removed.
+        """
         names = sorted(_names(given))
         metrics = tuple(sorted(known(names, trainer)))
         last: dict[str, float] = {}
@@ -333,7 +382,7 @@ def _view(
 
 
 def rows_read(imported: ImportedRun) -> str:
-    """Return the number of rows of a line log, with one of the lines; empty for other logs."""
+    """Return a sentence with the number of rows of a line log and one of its lines; empty for logs of other formats."""
     if imported.example is None:
         return ""
     line, text = imported.example
@@ -341,7 +390,7 @@ def rows_read(imported: ImportedRun) -> str:
 
 
 def _arriving(records: Iterable[StepRecord], events: Sequence[Event]) -> Iterator[StepRecord | Event]:
-    """Yield the records, each after the events before it."""
+    """Yield the rows in order, each after the events before it."""
     waiting = sorted(events, key=lambda event: -event.seq)
     for record in records:
         while waiting and waiting[-1].seq < record.seq:
@@ -350,12 +399,12 @@ def _arriving(records: Iterable[StepRecord], events: Sequence[Event]) -> Iterato
 
 
 def _names(records: Iterable[StepRecord]) -> set[str]:
-    """Return all names of metrics; most rows have the same."""
+    """Return all names of metrics in the rows; most rows have the same ones."""
     return set().union(*{tuple(record.metrics) for record in records})
 
 
 def ending_of_log(imported: ImportedRun) -> Ending:
-    """Return how the rows of a log end: unfinished if its trainer was to continue for more than two rows."""
+    """Return how a log ends: unfinished if its trainer was to run for more than two further rows."""
     steps = sorted({record.step for record in imported.records})
     planned = imported.config.get("max_steps")
     if len(steps) < 2 or isinstance(planned, bool) or not isinstance(planned, int):
@@ -377,7 +426,10 @@ def _without_guesses(records: Sequence[StepRecord], source: str) -> Sequence[Ste
 
 
 def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
-    """Yield the items that ``attempt``, starting at ``before_step``, continues, in a log with several attempts."""
+    """Yield the earlier rows of a log that ``attempt`` continues, which starts at ``before_step``.
+
+    A log may contain several attempts (processes of a resumed run). Rows that a later attempt repeated are left out.
+    """
     first: dict[int, int] = {}
     for record in takewhile(lambda r: r.attempt < attempt, records):
         first[record.attempt] = min(record.step, first.get(record.attempt, record.step))

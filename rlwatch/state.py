@@ -1,4 +1,4 @@
-"""The state of a run and its headline: one state machine, from which every interface takes its texts.
+"""The state of a run (healthy, at risk, collapsed ...) and its headline, from which every interface takes its texts.
 
 :func:`verdict_of` returns the state, :func:`explained` the diagnosis that may be shown with it, :func:`headline_of` the
 one sentence. List, run page, ``show``, ``scan``, reports, alerts, JSON, notebooks and exit codes use them, so that they
@@ -61,7 +61,7 @@ BROKE: Mapping[str, str] = {
 }
 """Prefix of a metric's name -> its text in a headline; the first match counts, ``{}`` for ``rose`` or ``fell``."""
 REWARD_DROP = "reward_drop"
-"""Kind that is a remark while there are too few rows with a low reward."""
+"""Kind of finding that is only a remark while there are too few rows with a low reward."""
 JOINT = "joint_collapse"
 """Kind for several metrics that broke together; the individual kinds are named instead where they are known."""
 NAMED = 3
@@ -77,7 +77,7 @@ HEADLINE = 110
 
 
 class State(StrEnum):
-    """States of a run."""
+    """States of a run, as every interface shows them."""
 
     NOT_JUDGED = "not judged"
     """No step, too few steps, or no reward that carries information, and no finding."""
@@ -126,7 +126,10 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run: its kind, its step, and the reason that its writer or its log gives."""
+    """The end of a run.
+
+    ``how``: kind of the end. ``at``: its last step, if known. ``why``: reason given by its writer or its log.
+    """
 
     how: End = End.DONE
     at: int | None = None
@@ -134,7 +137,10 @@ class Ending:
 
 
 def ending_of(run: RunInfo, *, gone: bool = False) -> Ending:
-    """Return how a stored run ended. ``gone``: its state is running, but its process has no heartbeat any more."""
+    """Return how a stored run ended, by the state that its writer recorded.
+
+    ``gone``: the recorded state is running, but its process has sent no heartbeat for so long that it must be dead.
+    """
     if run.state is RunState.CRASHED:
         return Ending(End.KILLED, run.last_step, run.state_reason or "the trainer ended with an error")
     if run.state is RunState.UNFINISHED:
@@ -148,30 +154,30 @@ def ending_of(run: RunInfo, *, gone: bool = False) -> Ending:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The state of a run, with its sentence.
+    """The state of a run with the sentence that describes it.
 
     Attributes
     ----------
     level
-        Worst severity of all findings, past ones included, without re-run steps; None: no finding.
+        Worst severity of all findings, past ones included, without steps that were run again; None: no finding.
     text
-        The state with its detail: what was found, what is over, what could not be judged.
+        The state with its detail: findings, those that are over, and quantities that could not be judged.
     missing
         Quantities that are not logged, or carry no information (see :data:`MATTERS` and :data:`SUPPORTING`).
     state
         The state.
     at
-        Step of the collapse, or of the kill; None in other states.
+        Step of the collapse, or at which the run was killed; None in other states.
     standing
-        Worst severity of active findings.
+        Worst severity of the active findings; None without any.
     since
-        First onset of the findings behind the state; None where nothing is wrong.
+        Step at which the first finding behind the state began; None where nothing is wrong.
     brief
         The state and what broke, without cause and action.
     ongoing
         Whether the run goes on.
     early
-        Whether it began within :data:`START_STEPS`: there is no good state to go back to.
+        Whether the failure began within :data:`START_STEPS` steps: there is no good state to go back to.
     """
 
     level: Severity | None
@@ -187,22 +193,24 @@ class Verdict:
 
     @property
     def name(self) -> str:
-        """Return the state with its step: ``collapsed@198``."""
+        """The state with its step, such as ``collapsed@198``."""
         return _named_at(self.state, self.at)
 
     @property
     def judged(self) -> bool:
-        """Return False where too little was logged to judge, so that the absence of findings proves nothing."""
+        """Return False where too little was logged to judge the run, so that the absence of findings proves nothing."""
         return self.state is not State.NOT_JUDGED and not _blind(self.missing)
 
     @property
     def bad(self) -> bool:
-        """Return whether it is worse than a remark."""
+        """Return whether the run has, or ever had, a warning or a critical finding, or is in a bad state now."""
         return self.level in (Severity.WARNING, Severity.CRITICAL) or self.urgency is not None
 
     @property
     def urgency(self) -> Severity | None:
-        """Return the severity of the present state: critical where the run failed; None where all is well."""
+        """Severity of the present state: critical where the run failed, warning where it is at risk; None where it is
+        healthy.
+        """
         if self.state in SERIOUS:
             return Severity.CRITICAL
         if self.state is State.HEALTHY:
@@ -211,7 +219,7 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Return whether a failure has happened, so that no forecast is shown."""
+        """Return whether a failure has already happened, so that no forecast is shown."""
         return self.state in FAILED or self.standing is Severity.CRITICAL
 
     @property
@@ -221,13 +229,15 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of commands that judge: 1 if something is or was critical, 3 if not judged, else 0."""
+        """Exit code of commands that judge a run: 1 if anything is or was critical, 3 if the run was not judged, else
+        0.
+        """
         if self.level is Severity.CRITICAL or self.urgency is Severity.CRITICAL:
             return 1
         return 3 if self.state is State.NOT_JUDGED else 0
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return plain values; ``word`` is ``state`` under its earlier name."""
+        """Return the verdict as plain values for JSON; ``word`` repeats ``state`` under its earlier name."""
         level = None if self.level is None else self.level.value
         urgency = None if self.urgency is None else self.urgency.value
         named = {"name": self.name, "state": self.state.value, "word": self.state.value, "at": self.at}
@@ -246,9 +256,10 @@ class Verdict:
 
 
 def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
-    """Return ``diagnosis`` as it may be shown with ``verdict``.
+    """Return ``diagnosis`` (the likely causes) restricted to what may be shown with the state ``verdict``.
 
-    It is empty without an active warning or critical finding, and contains no cause that begins after the failure.
+    It is empty without an active warning or critical finding. Causes that began after the failure, and actions that do
+    not fit the state, are left out.
     """
     if not verdict.explains or verdict.since is None:
         if not diagnosis.causes:
@@ -266,24 +277,25 @@ def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
 
 
 def _advised(cause: Cause, verdict: Verdict) -> Cause:
-    """Return the cause with the advice that fits the state.
+    """Return the cause with only those actions that fit the state.
 
-    Nothing is rolled back of what has not failed, or was never good; a policy that never learnt needs no lower rate.
+    A run that has not failed, or never was good, is not advised to roll back; a policy that never learnt needs no lower
+    rate.
     """
     unfit = UNFIT.get(verdict.state, frozenset[str]()) | ({UNDO} if verdict.early else set[str]())
     return replace(cause, actions=tuple(action for action in cause.actions if action.id not in unfit))
 
 
 def forecast_allowed(verdict: Verdict) -> bool:
-    """Return whether a forecast may be shown: the run goes on, was judged, and has not failed."""
+    """Return whether a forecast may be shown for a run in this state: the run goes on and has not failed."""
     return verdict.ongoing and not verdict.failed and verdict.state is not State.KILLED
 
 
 def headline_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
-    """Return the one sentence: state, what broke, cause if there is one, next action.
+    """Return the one sentence about a run: its state, what broke, the cause if there is one, and the next action.
 
-    ``diagnosis`` as :func:`explained` gives it. Cause and action are left out where they would make it longer than
-    :data:`HEADLINE` characters; they stand below it then.
+    ``diagnosis`` must come from :func:`explained`. Cause and action are left out where the sentence would be longer
+    than :data:`HEADLINE` characters; interfaces show them below it.
     """
     text = verdict.brief or verdict.text
     cause = diagnosis.causes[0] if diagnosis.enough and diagnosis.causes else None
@@ -299,13 +311,13 @@ def headline_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
 
 
 def next_action(diagnosis: Diagnosis) -> Action | None:
-    """Return the first action against the likeliest cause; None where no cause is named."""
+    """Return the first action against the likeliest cause of a diagnosis; None where no cause is named."""
     cause = diagnosis.causes[0] if diagnosis.enough and diagnosis.causes else None
     return cause.actions[0] if cause is not None and cause.actions else None
 
 
 def _names_more(cause: Cause, verdict: Verdict) -> bool:
-    """Return whether the cause adds to what broke: it is no finding that the headline names already."""
+    """Return whether the cause adds information: it is no finding that the headline names already."""
     if cause.separated:
         return True
     broke = entry(cause.kind).happened if cause.kind != cause.knob else ""
@@ -313,7 +325,9 @@ def _names_more(cause: Cause, verdict: Verdict) -> bool:
 
 
 def _cause_words(cause: Cause) -> str:
-    """Return the title without what is in brackets, as part of a sentence; of a mismatch the cause that it has."""
+    """Return the title of a cause as part of a sentence, without text in brackets; of a mismatch, the title of its
+    cause.
+    """
     title = (cause.mismatch if cause.separated else cause.title).split(" (", 1)[0]
     return _lowered(one_line(title, 60))
 
@@ -328,7 +342,19 @@ def _lowered(text: str) -> str:
 
 @dataclass(slots=True)
 class FindingSpan:
-    """One failure from beginning to end: its worst and its present severity, and the finding that ended it."""
+    """One failure of a run from its beginning to its end, with all findings of its kind between them.
+
+    Parameters
+    ----------
+    finding
+        The first finding.
+    onset
+        Step at which the failure began, in retrospect.
+    worst, now
+        Worst severity so far, and the present one.
+    over
+        Finding that reports the end; None while the failure lasts.
+    """
 
     finding: Finding
     onset: int
@@ -338,29 +364,30 @@ class FindingSpan:
 
     @property
     def entry(self) -> FindingKind:
-        """Return the catalogue's entry of its kind."""
+        """Entry of the catalogue of failures for the kind of this failure."""
         return entry(self.finding.kind)
 
     @property
     def active(self) -> bool:
-        """Return whether it is not over, and more than a remark."""
+        """Return whether the failure is not over, and is more than a remark (severity info)."""
         return self.over is None and self.now is not Severity.INFO
 
     @property
     def forecast(self) -> bool:
-        """Return whether it is a forecast, not a failure that has happened."""
+        """Return whether this is a forecast and not a failure that has happened."""
         return self.finding.kind == CRASH_FORECAST
 
 
 def arrival(found: Finding) -> tuple[int, int, bool]:
-    """Return a key that sorts findings and recoveries by arrival."""
+    """Return a key that sorts findings and recoveries in their order of arrival."""
     return (found.attempt, found.seq, found.stage.better)
 
 
 def spans_of(findings: Iterable[Finding]) -> list[FindingSpan]:
-    """Return the spans of findings and recoveries, on the branch that counts, sorted by onset.
+    """Group findings and recoveries into failures from beginning to end, sorted by the step at which each began.
 
-    A span that began as a remark is dated by its first warning: two low rows at step 8 are not the fall at 220.
+    ``findings``: without those of steps that a later attempt ran again. A failure that began as a remark is dated by
+    its first warning: two rows with a low reward at step 8 are not the fall at step 220.
     """
     found: list[FindingSpan] = []
     open_: dict[tuple[str, str], FindingSpan] = {}
@@ -390,7 +417,25 @@ def _worse(one: Severity, other: Severity) -> Severity:
 
 @dataclass(frozen=True, slots=True)
 class VerdictEvidence:
-    """The basis of a state: spans, first step, quantities that are not logged, number of steps, and the ending."""
+    """Everything on which the state of a run is based.
+
+    Parameters
+    ----------
+    spans
+        Failures from beginning to end.
+    first
+        First step of the run; None without steps.
+    absent
+        Quantities (reward, entropy, KL, length) that are not logged.
+    unread
+        Logged names that no metric is read from.
+    logged
+        Whether the logged names are known at all.
+    steps
+        Number of distinct steps; None: enough.
+    ending
+        How the run ended.
+    """
 
     spans: Sequence[FindingSpan]
     first: int | None
@@ -402,23 +447,23 @@ class VerdictEvidence:
 
     @property
     def hidden(self) -> list[FindingSpan]:
-        """Active remarks that a quantity is logged, but carries no information."""
+        """Active remarks that a quantity is logged but carries no information."""
         return [span for span in self.spans if span.over is None and span.entry.hides]
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Quantities that cannot be judged: not logged, or without information."""
+        """Quantities (reward, entropy, KL, length) that cannot be judged: not logged, or without information."""
         gone = {*self.absent, *(span.entry.hides for span in self.hidden)}
         return tuple(fact for fact in (*MATTERS, *SUPPORTING) if fact in gone)
 
     @property
     def standing(self) -> list[FindingSpan]:
-        """Return the active spans; forecasts only while the run goes on."""
+        """Failures that are active now; forecasts count only while the run goes on."""
         return [span for span in self.spans if span.active and (not span.forecast or self.ongoing)]
 
     @property
     def hard(self) -> list[FindingSpan]:
-        """Return the active spans that are no forecasts."""
+        """Failures that are active now, without forecasts."""
         return [span for span in self.standing if not span.forecast]
 
     @property
@@ -427,7 +472,7 @@ class VerdictEvidence:
         return self.ending.how is End.GOES_ON
 
     def early(self, onset: int) -> bool:
-        """Return whether a failure that began at ``onset`` was present from the start."""
+        """Return whether a failure that began at the step ``onset`` was present from the start of the run."""
         return self.first is None or onset < self.first + START_STEPS
 
 
@@ -441,20 +486,21 @@ def verdict_of(
     count: int | None = None,
     since_s: float | None = None,
 ) -> Verdict:
-    """Return the state of a run with its sentence: the only function that decides it, for every interface.
+    """Return the state of a run with its sentence. This is the only function that decides the state, for every
+    interface.
 
     Parameters
     ----------
     findings
-        Findings and recoveries; what a later attempt ran again no longer counts.
+        Findings and recoveries; those of steps that a later attempt ran again do not count.
     steps
-        Attempt -> its steps, or the first and the last of them.
+        Attempt (process of the run) -> its steps, or only the first and the last of them.
     metrics, unread_names
-        What the run logs: canonical names, and names that no metric of ours is read from. Both empty: not known.
+        Canonical names of the logged metrics, and logged names that no metric is read from. Both empty: not known.
     ending
         How the run ended.
     count
-        Distinct steps of the run; None: enough.
+        Number of distinct steps of the run; None: enough.
     since_s
         Seconds since the collapse, of a run that goes on.
 
@@ -489,7 +535,7 @@ def verdict_of(
 
 
 def _state(evidence: VerdictEvidence) -> tuple[State, int | None]:
-    """Return the state by findings and logged metrics, and the step of a collapse."""
+    """Return the state by findings and logged metrics, and the step of a collapse or None."""
     hard = evidence.hard
     critical = [span for span in hard if span.now is Severity.CRITICAL]
     if any(span.entry.mute and span.now is span.entry.severity and evidence.early(span.onset) for span in hard):
@@ -515,7 +561,7 @@ def _too_little(evidence: VerdictEvidence) -> bool:
 
 
 def _broken(state: State, evidence: VerdictEvidence) -> list[FindingSpan]:
-    """Return the spans that the state is based on."""
+    """Return the failures on which the state is based."""
     if state in (State.HEALTHY, State.RECOVERED, State.NOT_JUDGED):
         return []
     if state is State.NOT_LEARNING:
@@ -538,7 +584,7 @@ def _named_at(state: State, at: int | None) -> str:
 def _brief(
     state: State, at: int | None, since: int | None, broken: Sequence[FindingSpan], evidence: VerdictEvidence
 ) -> str:
-    """Return the state, since when, and what broke."""
+    """Return a short text with the state, the step since when, and what broke."""
     title = TITLES[state]
     if state is State.NOT_JUDGED:
         return f"{title}: {_unjudged(evidence)}"
@@ -663,7 +709,7 @@ def _blind(missing: Collection[str]) -> bool:
 
 
 def _gap(evidence: VerdictEvidence) -> str:
-    """Return the quantities that cannot be judged: without information, not logged, and the names that may be them."""
+    """Return a text on the quantities that cannot be judged: those without information, and those not logged."""
     hidden = list(dict.fromkeys(span.entry.happened for span in evidence.hidden))
     return "; ".join((*hidden, *([_absent(evidence.absent, evidence.unread)] if evidence.absent else [])))
 
@@ -677,7 +723,7 @@ def _absent(missing: Sequence[str], unread_names: Collection[str]) -> str:
 
 
 def _dated(found: Iterable[FindingSpan]) -> str:
-    """Return each kind with its first onset."""
+    """Return a text with each kind of failure and the step at which it first began."""
     onsets: dict[str, int] = {}
     for span in found:
         onsets.setdefault(span.finding.kind, span.onset)
@@ -685,7 +731,7 @@ def _dated(found: Iterable[FindingSpan]) -> str:
 
 
 def _lasting(seconds: float) -> str:
-    """Return a duration such as ``1.2 h``; from an hour on with a decimal, as it is a cost."""
+    """Return a duration such as ``1.2 h``; from an hour on with a decimal, because it is a cost."""
     return f"{seconds / 3600.0:.1f}\u202fh" if 3600.0 <= seconds < 86400.0 else duration(seconds)
 
 
@@ -695,5 +741,5 @@ def _some(parts: Sequence[str], most: int = NAMED) -> str:
 
 
 def starts_of_attempts(steps: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Return the first step of each attempt."""
+    """Return attempt (process of the run) -> its first step; attempts without steps are left out."""
     return {attempt: min(own) for attempt, own in steps.items() if own}

@@ -1,7 +1,7 @@
-"""Streaming statistics: plain floats in, bounded memory, no torch.
+"""Streaming statistics of one series of numbers: plain floats in, bounded memory, no torch.
 
-Every stateful class has ``update``, ``get`` and ``state_dict``. Non-finite input is treated the same everywhere: NaN,
-+Inf and -Inf are skipped and counted (``skipped``), and never enter a statistic.
+Every class with a state has ``update``, ``get`` and ``state_dict``. NaN, +Inf and -Inf are skipped, counted
+(``skipped``), and never enter a statistic.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ GAUSSIAN = 1.4826
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """Return the sum, rounded once, so equal in every version of Python (``sum`` changed its rounding with 3.12).
+    """Return the sum of ``values``, rounded only once, so that every version of Python gives the same result.
 
-    Infinite beyond the largest float, as there.
+    (``sum`` changed its rounding with Python 3.12.) A sum beyond the largest float is infinite.
 
     >>> exact_sum([0.1] * 10), exact_sum([1e308, 1e308])
     (1.0, inf)
@@ -60,7 +60,8 @@ def exact_sum(values: Iterable[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value below which ``share`` (0..1) of ``values`` (finite, at least one) lies, interpolated.
+    """Return the value below which the fraction ``share`` (0..1) of ``values`` (finite, at least one) lies,
+    interpolated.
 
     >>> quantile([1.0, 2.0, 4.0], 0.75)
     3.0
@@ -69,7 +70,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ordered_quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the same quantile for values in ascending order."""
+    """Return the interpolated value below which the fraction ``share`` (0..1) of ``ordered`` (ascending, not empty)
+    lies.
+    """
     at = share * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
@@ -78,14 +81,16 @@ def ordered_quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Middle of ``values`` (finite, at least one)."""
+    """Return the median of ``values`` (finite, at least one)."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] + 0.0 if len(ordered) % 2 else ordered[half - 1] * 0.5 + ordered[half] * 0.5
 
 
 def mad(values: Sequence[float], center: float | None = None) -> float:
-    """Median absolute deviation, scaled to a normal standard deviation; 0 for constant values.
+    """Return the median absolute deviation of ``values`` (finite, at least one), scaled to a normal standard deviation.
+
+    It is 0 for constant values. ``center``: the median, if known already.
 
     >>> round(mad([1.0, 2.0, 3.0, 4.0, 100.0]), 4)
     1.4826
@@ -97,13 +102,14 @@ def mad(values: Sequence[float], center: float | None = None) -> float:
 # Trend of a short series that up to 29 % of outliers cannot turn.
 
 NORMAL_95 = 1.6449
-"""Standard deviations of a normal variable below which 95 % of it lie."""
+"""Number of standard deviations below which 95 % of a normal variable lie."""
 
 
 def theil_sen(steps: Sequence[int], values: Sequence[float]) -> float:
-    """Median of the slopes between all pairs (Theil 1950, Sen 1968), in units of ``values`` per step.
+    """Return the trend of a series: the median of the slopes between all pairs (Theil 1950, Sen 1968).
 
-    Needs two different steps, else 0. Cost is quadratic: meant for windows of a few dozen rows.
+    The unit is that of ``values`` per step. 0 without two different ``steps``. Up to 29 % of outliers cannot turn the
+    trend. The cost is quadratic: it is meant for windows of a few dozen rows.
 
     >>> theil_sen([0, 10, 20, 30, 40], [1.0, 2.0, 3.0, 99.0, 5.0])
     0.1
@@ -113,9 +119,10 @@ def theil_sen(steps: Sequence[int], values: Sequence[float]) -> float:
 
 
 def slope_interval(steps: Sequence[int], values: Sequence[float]) -> tuple[float, float] | None:
-    """90 % confidence interval of that trend: order statistics of the slopes (Sen 1968), for independent noise.
+    """Return the 90 % confidence interval of the trend of a series, from order statistics of the slopes (Sen 1968).
 
-    None where there are no two different steps. Neighbouring rows of a run go together, so it is rather too narrow.
+    The trend is that of :func:`theil_sen`, in units of ``values`` per step. None without two different ``steps``. The
+    interval assumes independent noise; neighbouring rows of a run are correlated, so it is rather too narrow.
 
     >>> slope_interval(list(range(20)), [0.5 * i for i in range(20)])
     (0.5, 0.5)
@@ -132,7 +139,7 @@ def slope_interval(steps: Sequence[int], values: Sequence[float]) -> tuple[float
 
 
 def _slopes(steps: Sequence[int], values: Sequence[float]) -> Any:
-    """Slopes between all pairs of different steps, in ascending order, as an array."""
+    """Return the slopes between all pairs of different steps as an array in ascending order."""
     at, height = np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
     first, second = _pairs(len(at))
     run = at.take(second) - at.take(first)
@@ -148,7 +155,7 @@ def _slopes(steps: Sequence[int], values: Sequence[float]) -> Any:
 
 @lru_cache(maxsize=64)
 def _pairs(rows: int) -> tuple[Any, Any]:
-    """Indices of all pairs of so many rows."""
+    """Return the indices of all pairs of ``rows`` rows, as two arrays."""
     return np.triu_indices(rows, 1)
 
 
@@ -164,8 +171,10 @@ LARGEST_SQUARED = 1e100
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """y = ``slope`` x + ``intercept``; ``error`` is the standard error of the slope, ``explained`` in [0, 1] the share
-    of the (weighted) variance of y that the line takes up.
+    """A straight line y = ``slope`` x + ``intercept`` fitted to points.
+
+    ``error``: standard error of the slope. ``explained``: share in [0, 1] of the (weighted) variance of y that the line
+    explains.
     """
 
     slope: float
@@ -174,15 +183,16 @@ class LinearFit:
     explained: float
 
     def at(self, x: float) -> float:
-        """The line's y."""
+        """Return the y of the line at ``x``."""
         return self.slope * x + self.intercept
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> LinearFit | None:
-    """Least squares of ``y`` on ``x`` (finite, equally many), re-weighted after Huber so that outliers weigh little.
+    """Fit a straight line to points by least squares of ``y`` on ``x`` (finite, equally many), robust to outliers.
 
-    None for fewer than three points, for points without spread in x, and for numbers too large to square. The standard
-    error is that of Huber's estimator for independent noise (Huber 1973).
+    Points are re-weighted after Huber so that outliers weigh little. None for fewer than three points, for points
+    without spread in x, and for numbers too large to square. The standard error is that of Huber's estimator for
+    independent noise (Huber 1973).
 
     >>> line = fit_line([0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 5.0, 7.0])
     >>> round(line.slope, 9), round(line.intercept, 9)
@@ -238,7 +248,10 @@ def _error(x: Sequence[float], rest: Sequence[float], weights: Sequence[float]) 
 
 
 class Stateful:
-    """Lists the attributes of its state in ``MEMORY``; the rest of an instance is settings."""
+    """Base of the streaming statistics: saves and restores the attributes that a class names in ``MEMORY``.
+
+    All other attributes of an instance are settings.
+    """
 
     MEMORY: ClassVar[tuple[str, ...]] = ()
 
@@ -247,7 +260,7 @@ class Stateful:
         return {name: _plain(getattr(self, name)) for name in self.MEMORY}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        """Restore the state that :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
         for name in self.MEMORY:
             current = getattr(self, name)
             value = state[name]
@@ -271,9 +284,18 @@ def _item(value: Any) -> Any:
 
 
 class Window(Stateful):
-    """Rows of the last ``steps`` steps: at least ``least`` of them (older if need be), at most ``rows``.
+    """The newest rows of a series: those of the last ``steps`` steps, sized in rows and in steps at once.
 
-    A step at or below the last one (a resume from a checkpoint) drops what lay at or after it.
+    A step at or below the last one (a resume from a checkpoint) removes that step and all later ones.
+
+    Parameters
+    ----------
+    rows
+        Largest number of rows.
+    steps
+        Number of steps that the window covers at any cadence of logging.
+    least
+        Smallest number of rows, also older than ``steps``, that are kept where rows are far apart.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "_steps", "_values")
@@ -288,7 +310,7 @@ class Window(Stateful):
         """Cached median of the rows; None where it was not computed since the last one."""
 
     def update(self, step: int, value: float) -> None:
-        """Add a row; non-finite values are skipped and counted."""
+        """Add the ``value`` of a row; non-finite values are skipped and counted."""
         if not isfinite(value):
             self.skipped += 1
             return
@@ -305,7 +327,7 @@ class Window(Stateful):
             values.popleft()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        """Restore the state that :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
         super().load_state_dict(state)
         self._median = None
 
@@ -314,16 +336,19 @@ class Window(Stateful):
 
     @property
     def values(self) -> list[float]:
-        """Finite values, oldest first."""
+        """Finite values in the window, oldest first."""
         return list(self._values)
 
     @property
     def at(self) -> list[int]:
-        """Their steps."""
+        """Steps of the rows in the window, oldest first."""
         return list(self._steps)
 
     def get(self) -> float | None:
-        """Return the median, or the newest row where one row spans the window; None before ``least`` rows."""
+        """Return the median of the window; None before it has ``least`` rows.
+
+        Where the distance of two rows exceeds the steps of the window, it is the newest value.
+        """
         if self._median is None:
             values, least = self._values, self.least
             rows = len(values)
@@ -333,31 +358,36 @@ class Window(Stateful):
 
     @property
     def alone(self) -> bool:
-        """Return whether one row spans all steps of the window, so that the newest row represents it."""
+        """Return whether the distance between the two newest rows covers the whole window, so that the newest row
+        represents it.
+        """
         at = self._steps
         return len(at) == self.least and len(at) > 1 and at[-1] - at[-2] >= self.steps
 
     def copy(self) -> Self:
-        """Return another window with the same rows."""
+        """Return an independent copy of the window with the same rows."""
         return deepcopy(self)
 
     @property
     def oldest(self) -> int | None:
-        """Step of the oldest row; None when empty."""
+        """Step of the oldest row in the window; None when the window is empty."""
         return self._steps[0] if self._steps else None
 
     @property
     def most(self) -> float:
-        """The highest row; -inf when empty."""
+        """Highest value in the window; -inf when the window is empty."""
         return max(self._values, default=-math.inf)
 
     @property
     def last(self) -> int | None:
-        """Step of the newest row; None when empty."""
+        """Step of the newest row in the window; None when the window is empty."""
         return self._steps[-1] if self._steps else None
 
     def reaches(self, limit: float) -> bool:
-        """Return whether the median is at least ``limit``; False before ``least`` rows. Cheap where no row is."""
+        """Return whether the median of the window is at least ``limit``; False before it has ``least`` rows.
+
+        Cheap where no value reaches the limit.
+        """
         values = self._values
         if len(values) < self.least or (values[-1] < limit and max(values) < limit):
             return False
@@ -365,25 +395,30 @@ class Window(Stateful):
 
     @property
     def mean(self) -> float | None:
-        """Arithmetic mean, for shares in [0, 1]; None before ``least`` rows."""
+        """Arithmetic mean of the window, for values that are shares in [0, 1]; None before it has ``least`` rows."""
         return exact_sum(self._values) / len(self._values) if len(self._values) >= self.least else None
 
     @property
     def spread(self) -> float:
-        """Scaled median absolute deviation; 0 when empty."""
+        """Median absolute deviation of the window, scaled to a normal standard deviation; 0 when the
+        window is empty.
+        """
         known = None if len(self._values) == self.least and self.alone else self._median
         return mad(self._values, known) if self._values else 0.0
 
 
 class Ranked(Window):
-    """A window that also keeps its rows sorted: for many rows of which each update needs a quantile."""
+    """A window that also keeps its values sorted, for long windows in which each update needs a quantile.
+
+    Parameters are those of :class:`Window`.
+    """
 
     def __init__(self, *, rows: int, steps: int, least: int = 3) -> None:
         super().__init__(rows=rows, steps=steps, least=least)
         self._ordered: list[float] | None = []
 
     def update(self, step: int, value: float) -> None:
-        """Add a row; non-finite values are skipped and counted."""
+        """Add the ``value`` of a row; non-finite values are skipped and counted."""
         ordered, steps, values = self._ordered, self._steps, self._values
         if ordered is None or not isfinite(value) or (steps and steps[-1] >= step):
             super().update(step, value)
@@ -402,13 +437,15 @@ class Ranked(Window):
             values.popleft()
 
     def quantile(self, share: float) -> float:
-        """Return the value below which ``share`` (0..1) of the rows lies, interpolated; at least one row is needed."""
+        """Return the value below which the fraction ``share`` (0..1) of the rows lies, interpolated; needs at least one
+        row.
+        """
         if self._ordered is None:
             self._ordered = sorted(self._values)
         return ordered_quantile(self._ordered, share)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        """Restore the state that :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
         super().load_state_dict(state)
         self._ordered = None
 
@@ -418,18 +455,28 @@ class Ranked(Window):
 FIRST_ROWS = 3
 """Rows that define how a run began: the smallest number whose median ignores one bad row."""
 TRUSTED_ROWS = 8
-"""Rows from which the spread is known well enough to exclude a value."""
+"""Number of rows from which on the spread is known well enough to exclude a value."""
 QUARANTINE = 2.0
-"""Widths of the range between the deciles by which a value may lie outside it (about 6 sigma if normal)."""
+"""Number of widths between the first and the ninth decile beyond which a value is excluded (about 6
+sigma if normal).
+"""
 
 
 class Baseline(Stateful):
-    """Robust level and spread of the first rows of a run, then frozen.
+    """Robust level and spread of the first rows of a run, which later rows do not change.
 
-    It is ready after ``FIRST`` rows and continues until it has ``rows`` rows, or at least 5 rows over ``steps`` steps
-    (coarse logs). Values far outside the deciles so far do not enter, so a spike does not become part of the baseline;
-    two-level series (batches with and without gradient) are no spikes. ``first`` is the median of the very first rows:
-    a run that breaks inside its own warm-up is judged by how it began.
+    It is ready after :data:`FIRST_ROWS` rows. It is complete with ``rows`` rows, or at least 5 rows over ``steps``
+    steps (coarse logs). Values far outside the deciles so far are excluded, so that a spike does not become part of the
+    baseline. A series of two levels (batches with and without gradient) counts as no spike.
+
+    Parameters
+    ----------
+    rows
+        Number of rows that complete the baseline.
+    steps
+        Number of steps that complete it in a coarse log.
+    floor
+        Smallest spread that is assumed, in the unit of the values.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "quarantined", "_values", "_start", "_done")
@@ -445,13 +492,15 @@ class Baseline(Stateful):
         self._forget()
 
     def _forget(self) -> None:
-        """Drop the cached results, because the rows have changed. Once frozen, each is computed once."""
+        """Drop the cached results, because the rows have changed. Once the baseline is complete, each
+        is computed once.
+        """
         self._quantiles: dict[float, float] = {}
         self._first: float | None = None
         self._spread: float | None = None
 
     def update(self, step: int, value: float) -> None:
-        """Take the next row of the run; non-finite values are skipped and counted."""
+        """Take the next row of the run: its step and value; non-finite values are skipped and counted."""
         if not isfinite(value):
             self.skipped += 1
             return
@@ -483,46 +532,52 @@ class Baseline(Stateful):
         return known
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        """Restore the state that :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
         super().load_state_dict(state)
         self._forget()
 
     @property
     def known(self) -> bool:
-        """Return whether it has a row."""
+        """Return whether the baseline has taken any finite value."""
         return self._start is not None
 
     @property
     def ready(self) -> bool:
-        """Return whether it has enough rows for a level."""
+        """Return whether the baseline has enough rows for a level."""
         return len(self._values) >= FIRST_ROWS
 
     @property
     def done(self) -> bool:
-        """Return whether it is frozen."""
+        """Return whether the baseline is complete: later rows do not change it."""
         return self._done
 
     def get(self) -> float | None:
-        """Median; None before ``FIRST`` rows."""
+        """Return the median of the baseline's rows; None before it has :data:`FIRST_ROWS` rows."""
         known = self._quantiles.get(0.5)
         return known if known is not None else self._quantile(0.5) if self.ready else None
 
     @property
     def first(self) -> float | None:
-        """Median of the first ``FIRST`` rows; None before."""
+        """Median of the first :data:`FIRST_ROWS` rows; None before. A run that breaks during warm-up is compared with
+        this.
+        """
         if self._first is None and self.ready:
             self._first = median([self._values[i] for i in range(FIRST_ROWS)])
         return self._first
 
     @property
     def spread(self) -> float:
-        """Scaled median absolute deviation, at least ``floor``."""
+        """Median absolute deviation of the baseline's rows, scaled to a normal standard deviation; at
+        least ``floor``.
+        """
         if self._spread is None:
             self._spread = max(mad(self._values), self.floor) if self._values else self.floor
         return self._spread
 
     def upper(self, share: float = 0.75) -> float | None:
-        """Return an upper quantile, for series that are often near zero; None before ``FIRST`` rows."""
+        """Return the quantile ``share`` of the baseline's rows, for series that are often near zero; None before it is
+        ready.
+        """
         return self._quantile(share) if self.ready else None
 
 
@@ -530,11 +585,17 @@ class Baseline(Stateful):
 
 
 class Cusum(Stateful):
-    """One-sided CUSUM of a standardised series (Page 1954): S = max(0, S + z - drift).
+    """One-sided cumulative sum that detects a small persistent rise of a standardised series (Page 1954).
 
-    ``drift`` is half of the smallest relevant shift, in standard deviations; ``cap`` bounds the contribution of a
-    single row, so that one spike is not a shift. ``since`` is the first step of the current excursion: the usual
-    estimate of the change point.
+    S = max(0, S + z - drift). ``since`` is the first step of the current excursion above 0: the usual estimate of the
+    change point.
+
+    Parameters
+    ----------
+    drift
+        Half of the smallest relevant shift, in standard deviations.
+    cap
+        Largest contribution of a single row, so that one spike is not a shift.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "sum", "since")
@@ -547,7 +608,9 @@ class Cusum(Stateful):
         self.since: int | None = None
 
     def update(self, step: int, z: float) -> None:
-        """Take the next standardised value; non-finite ones are skipped and counted."""
+        """Take the next standardised value ``z`` (standard deviations from the level); non-finite ones are skipped and
+        counted.
+        """
         if not math.isfinite(z):
             self.skipped += 1
             return
@@ -560,7 +623,7 @@ class Cusum(Stateful):
             self.since = step
 
     def get(self) -> float:
-        """Return the current sum, >= 0, in standard deviations."""
+        """Return the current cumulative sum, >= 0, in standard deviations."""
         return self.sum
 
 
@@ -568,10 +631,11 @@ class Cusum(Stateful):
 
 
 class Hold(Stateful):
-    """Count the steps covered by rows since a condition began; more than ``forgive`` misses in a row end it.
+    """Counter of the steps for which a condition has held; more than ``forgive`` consecutive rows without it end it.
 
-    A row covers the steps since the one before it, as their mean or the last of them; with a row for every step, one.
-    After a pause it covers as many as rows did before. A step at or below the last (a resume) starts anew.
+    A row covers the steps since the row before it; with a row for every step, one step. After a pause it covers as many
+    as rows did before. A step at or below the last one (a resume) starts anew. ``since``: step at which the condition
+    began to hold, or None.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("since", "rows", "_covered", "_lead", "_gap", "_misses", "_last")
@@ -587,7 +651,7 @@ class Hold(Stateful):
         self._last: int | None = None
 
     def update(self, step: int, condition: bool) -> None:
-        """Take the next row."""
+        """Take the next row: its step, and whether the condition holds in it."""
         last, usual = self._last, self._gap
         if last is not None and step <= last:
             self.clear()
@@ -607,14 +671,15 @@ class Hold(Stateful):
         self._misses = 0
 
     def get(self) -> int:
-        """Return the steps since it began; 0 if it does not hold."""
+        """Return the number of steps since the condition began to hold; 0 if it does not hold."""
         return 0 if self.since is None or self._last is None else self._last - self.since
 
     def lasted(self, rows: int, steps: int = 0) -> bool:
-        """Return whether it has held for ``rows`` rows of a log of every step, over at least ``steps`` steps.
+        """Return whether the condition has held for ``rows`` rows of a log of every step, and over at least ``steps``
+        steps.
 
-        In a coarser log, the rows must cover as many steps, with at least half as many rows and at least two, since one
-        may be odd. Two are enough where each covers ``rows`` steps.
+        In a coarser log the rows must cover as many steps; at least half as many rows are needed and at least two,
+        because a single one may be odd. Two are enough where each covers ``rows`` steps.
         """
         if self._covered < rows:
             return False
@@ -622,7 +687,7 @@ class Hold(Stateful):
         return self.rows >= fewest and self.get() + self._lead >= steps
 
     def clear(self) -> None:
-        """Reset."""
+        """Reset the counter: the condition does not hold."""
         if self._last is not None:
             self._forget()
             self._misses, self._last, self._gap = 0, None, 1
@@ -635,9 +700,9 @@ class Hold(Stateful):
 
 
 class Thinned(Stateful):
-    """Pairs (x, y) of a run of any length in at most ``points`` points.
+    """Pairs (x, y) of a run of any length, summarised in at most ``points`` points.
 
-    Each point is the mean of ``block`` rows; when there are too many, neighbours are merged and blocks double in
+    Each point is the mean of ``block`` rows. When there are too many points, neighbours are merged and blocks double in
     length. A step at or below the last one (a resume) drops the rows at or after it.
     """
 
@@ -652,7 +717,7 @@ class Thinned(Stateful):
         self._open: deque[tuple[float, ...]] = deque(maxlen=1)
 
     def update(self, step: int, x: float, y: float) -> None:
-        """Add a row; where one of the two is not finite it is skipped and counted."""
+        """Add a row with the pair (``x``, ``y``); it is skipped and counted where one of them is not finite."""
         if not (math.isfinite(x) and math.isfinite(y)):
             self.skipped += 1
             return
@@ -671,7 +736,7 @@ class Thinned(Stateful):
         self.version += 1
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        """Restore the state that :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
         super().load_state_dict(state)
         self.version += 1
 
@@ -685,7 +750,7 @@ class Thinned(Stateful):
         return len(self._rows)
 
     def get(self) -> tuple[list[float], list[float]]:
-        """Return the points' x and y, oldest first; up to the last ``block`` - 1 rows may be missing."""
+        """Return the x and the y of all points, oldest first; up to the last ``block`` - 1 rows may be missing."""
         return [row[2] for row in self._rows], [row[3] for row in self._rows]
 
 

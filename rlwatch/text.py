@@ -1,7 +1,7 @@
-"""Measures of sampled text: compression, garbled characters, ids that do not survive decoding.
+"""Measures of generated text: compression, garbled characters, and token ids that change when text is encoded again.
 
-Nothing here needs torch or a tokenizer of a certain library, and all of it is for a few completions a step, off the
-thread that trains: :func:`text_report` of :class:`Sample`.
+Nothing here needs torch or the tokenizer of a certain library. All of it is for a few completions a step, outside the
+training thread: :func:`text_report` of :class:`Sample`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ __all__ = ["Sample", "TextProbe", "text_report"]
 # All measures of a few sampled completions, under their canonical names.
 
 CHARACTERS = 20_000
-"""Of the end of a text that are looked at: where it degenerates."""
+"""Number of characters at the end of a text that are measured: there it degenerates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One completion.
+    """One completion whose text and token ids are to be measured.
 
     Parameters
     ----------
     text
-        As decoded; None where it is not known.
+        Decoded text; None where it is not known.
     ids, again
-        Sampled ids, and the same after :func:`~rlwatch.text.retokenized`; None where they are not known.
+        Sampled ids, and the ids of the same text encoded again (:func:`~rlwatch.text.retokenized`); None where not
+        known.
     turns
         Prompt and response ids of each turn of a conversation, in order.
     """
@@ -50,7 +51,11 @@ class Sample:
 
 
 def text_report(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return means over the ``samples`` that have each quantity; others are absent. Canonical metric names."""
+    """Return metrics ``text/...`` (canonical name -> value) of the completions ``samples``.
+
+    Each is a mean over the completions for which the quantity is known (for ``text/zlib_ratio_max`` the maximum); a
+    quantity that is known for none is absent.
+    """
     texts = [sample.text[-CHARACTERS:] for sample in samples if sample.text is not None]
     return {**_compression(texts), **_characters(texts), **_drift(samples), **_turns(samples)}
 
@@ -93,7 +98,7 @@ def _turns(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
-    """Absent where there is no value."""
+    """Return the mean under ``name``; an empty dict where there is no value."""
     measured = list(values)
     return {name: fmean(measured)} if measured else {}
 
@@ -101,19 +106,19 @@ def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
 # Compression: loops compress far better than prose.
 
 SHORTEST_BYTES = 200
-"""Bytes below which the header of the format decides the ratio."""
+"""Number of bytes below which the header of the format would dominate the ratio."""
 
 REPETITION_WINDOW = 10_000
-"""Characters of the end of a text that :func:`repeats` looks at, and above which it does."""
+"""Number of characters at the end of a text that :func:`repeats` examines; shorter texts are never flagged."""
 
 REPETITION_RATIO = 10.0
 """Compression ratio above which a text repeats itself."""
 
 
 def zlib_ratio(text: str) -> float | None:
-    """Bytes of ``text`` in UTF-8 over those after zlib at level 9; None below :data:`SHORTEST_BYTES` bytes.
+    """Return the compression ratio of ``text``: its bytes in UTF-8 over its bytes after zlib at level 9.
 
-    English prose has 2 to 3.
+    English prose has 2 to 3; loops have far more. None below :data:`SHORTEST_BYTES` bytes.
 
     >>> round(zlib_ratio("!" * 4096), 3)
     146.286
@@ -123,9 +128,9 @@ def zlib_ratio(text: str) -> float | None:
 
 
 def repeats(text: str) -> bool:
-    """Flag a text of more than 10,000 characters, the last 10,000 of which compress more than tenfold.
+    """Return whether a text has more than 10,000 characters and its last 10,000 compress more than tenfold.
 
-    slime's rule (``slime/utils/metric_utils.py``, ``has_repetition``).
+    The rule is that of slime (``slime/utils/metric_utils.py``, ``has_repetition``).
     """
     ratio = zlib_ratio(text[-REPETITION_WINDOW:]) if len(text) > REPETITION_WINDOW else None
     return ratio is not None and ratio > REPETITION_RATIO
@@ -134,7 +139,7 @@ def repeats(text: str) -> bool:
 # Characters no writer writes: of broken decoding, of a model that has lost its language.
 
 REPLACEMENT = "�"
-"""Character that a decoder puts in place of bytes that are no UTF-8."""
+"""Character that a decoder puts in place of bytes that are not UTF-8."""
 
 _NEVER_WRITTEN = {"Cc", "Co", "Cn", "Cs"}  # control, private use, unassigned, surrogate
 _LAYOUT = set("\t\n\r")
@@ -150,12 +155,16 @@ _NO_SCRIPT = {
     "MASCULINE",
     "MICRO",
 }
-"""First words of names of letters that every script borrows."""
+"""First words of Unicode names of letters that texts in every script use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Garbled:
-    """Share of a text's characters that no writer writes; share that are U+FFFD; changes of script per 100."""
+    """Signs of broken text in one completion.
+
+    ``garbled``: share of characters that no writer uses (control, unassigned, U+FFFD). ``replacement``: share that are
+    U+FFFD. ``script_switches``: changes of the writing system per 100 characters.
+    """
 
     garbled: float
     replacement: float
@@ -172,9 +181,9 @@ class Garbled:
 
 
 def script_switches(text: str) -> int:
-    """Count letters of another writing system than the letter before them.
+    """Count the letters of ``text`` that belong to another writing system than the letter before them.
 
-    Han, kana and bopomofo are one system; letters of mathematics and full-width forms are of none.
+    Han, kana and bopomofo count as one system; letters of mathematics and full-width forms belong to none.
 
     >>> script_switches("the кот sat 猫 on")
     4
@@ -183,7 +192,7 @@ def script_switches(text: str) -> int:
 
 
 def _scripts(text: str) -> Iterator[str]:
-    """The writing system of each letter."""
+    """Yield the writing system of each letter of a text."""
     for character in text:
         script = _script(character)
         if script is not None:
@@ -192,7 +201,9 @@ def _scripts(text: str) -> Iterator[str]:
 
 @lru_cache(maxsize=16_384)
 def _script(character: str) -> str | None:
-    """The first word of a letter's Unicode name, which is its script; None if it is no letter, or any script's."""
+    """Return the writing system of a letter: the first word of its Unicode name; None if it is no letter, or in any
+    script.
+    """
     if unicodedata.category(character) not in {"Lu", "Ll", "Lt", "Lo"}:
         return None
     word = unicodedata.name(character, "").partition(" ")[0]
@@ -209,26 +220,26 @@ def _never_written(character: str) -> bool:
 # re-encodes text computes log-probs of tokens that were not sampled, which looks like a huge mismatch of the engines.
 
 MOST_IDS = 8192
-"""Ids of a response that are compared: the time to do it grows with their square."""
+"""Largest number of ids of a response that are compared: the time for it grows with their square."""
 
 
 class Tokenizer(Protocol):
-    """The two methods needed of a tokenizer, as Hugging Face tokenizers have them."""
+    """Interface of a tokenizer, with the two methods needed here as Hugging Face tokenizers have them."""
 
     def decode(self, token_ids: Sequence[int], **kwargs: bool) -> str:
-        """Text of ids."""
+        """Return the text of ``token_ids``."""
         ...
 
     def encode(self, text: str, **kwargs: bool) -> Sequence[int]:
-        """Ids of text."""
+        """Return the token ids of ``text``."""
         ...
 
 
 def retokenized(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """encode(decode(``ids``)), with special tokens kept and none added, and nothing tidied up.
+    """Return the token ids of the text of ``ids``: encode(decode(ids)), with special tokens kept and none added.
 
-    Give it a tokenizer of its own (``copy.deepcopy``): those of Hugging Face refuse work while another thread uses
-    them, which may be the one that trains.
+    Spaces are not cleaned up. Pass a tokenizer that no other thread uses (``copy.deepcopy``): Hugging Face tokenizers
+    refuse work while another thread uses them, which may be the training thread.
     """
     text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return list(tokenizer.encode(text, add_special_tokens=False))
@@ -236,20 +247,20 @@ def retokenized(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RetokenizationDrift:
-    """Sampled ids against those of the same text encoded again.
+    """Differences between the sampled token ids of a response and the ids of the same text encoded again.
 
     Parameters
     ----------
     exact
-        Whether they are equal.
+        Whether all ids are equal.
     naive
-        Fraction of positions that differ, of those of the longer: one early shift makes all later ones differ.
+        Fraction of positions that differ, of those of the longer sequence: one early shift makes all later ones differ.
     edits
-        Levenshtein distance over the number of sampled ids, which a shift counts once.
+        Levenshtein distance divided by the number of sampled ids; it counts a shift once.
     first
         Position of the first difference; None if there is none.
     growth
-        Ids that encoding again added; negative if it needs fewer.
+        Number of ids that encoding again added; negative if it needs fewer.
     """
 
     exact: bool
@@ -260,7 +271,8 @@ class RetokenizationDrift:
 
     @classmethod
     def of(cls, sampled: Sequence[int], again: Sequence[int]) -> RetokenizationDrift | None:
-        """Compare the two, :data:`MOST_IDS` ids at most; None where nothing was sampled.
+        """Compare the first :data:`MOST_IDS` sampled ids with the ids of the text encoded again; None where nothing was
+        sampled.
 
         >>> RetokenizationDrift.of([1, 2, 3, 4], [1, 9, 4])
         RetokenizationDrift(exact=False, naive=0.75, edits=0.5, first=1, growth=-1)
@@ -277,9 +289,10 @@ class RetokenizationDrift:
 
 
 def prefix_kept(turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[int, int]:
-    """Count prompts that begin with all of the turn before, of turns (prompt ids, response ids) of a conversation.
+    """Count the turns of a conversation whose prompt begins with the complete turn before; return (count, possible
+    count).
 
-    Also those that could. A chat template that renders the history anew may not keep it.
+    ``turns``: (prompt ids, response ids) of each turn. A chat template that renders the history anew may not keep it.
     """
     kept = 0
     for (prompt, response), (following, _) in pairwise(turns):
@@ -289,7 +302,7 @@ def prefix_kept(turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[i
 
 
 def levenshtein(first: Sequence[int], second: Sequence[int]) -> int:
-    """Fewest insertions, deletions and substitutions that make ``second`` of ``first``.
+    """Return the smallest number of insertions, deletions and substitutions that turn ``first`` into ``second``.
 
     >>> levenshtein([1, 2, 3, 4], [1, 9, 4])
     2
@@ -300,7 +313,7 @@ def levenshtein(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """The first position at which the two differ or one has ended; None if they are equal."""
+    """Return the first position at which two sequences of ids differ or one has ended; None if they are equal."""
     for place, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             return place
@@ -311,21 +324,28 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
 
 
 class TextProbe:
-    """Takes samples from the thread that trains, without making it wait, and has their report ready later.
+    """Measures a few completions now and then on a thread of its own, so that the training thread need not wait.
 
-    ``offer`` what was generated whenever it is at hand, and ``take`` the report with the next step; both cost
-    microseconds. What the work raised, ``take`` raises, once.
+    Call :meth:`offer` with the completions whenever they are at hand, and :meth:`take` for the report with the next
+    step; both cost microseconds. An error of the measurement is raised by ``take``, once.
 
     Parameters
     ----------
     tokenizer
-        Decodes ids where a sample has no text, and encodes them again to see whether ids drift; None: neither is
-        done. It must not be the trainer's own object (``copy.deepcopy`` it): tokenizers of Hugging Face refuse work
-        while another thread uses them.
+        Decodes ids where a sample has no text, and encodes text again to find ids that change; None: neither is done.
+        It must not be the trainer's own object (``copy.deepcopy`` it): Hugging Face tokenizers refuse work while
+        another thread uses them.
     most
-        Samples a report is made of at most, spread evenly over those offered.
+        Largest number of samples in a report, spread evenly over those offered.
     seconds
-        Between two reports at least. Raises ``ConfigError`` for a negative number, or less than one sample.
+        Smallest time between two reports.
+    clock
+        Clock for ``seconds``; None: the machine's.
+
+    Raises
+    ------
+    ConfigError
+        For a negative ``seconds``, or ``most`` below 1.
     """
 
     def __init__(
@@ -346,12 +366,14 @@ class TextProbe:
         self._thread: ThreadPoolExecutor | None = None
 
     def due(self) -> bool:
-        """True where an offer would be taken: nothing is under way or waits, and enough time has passed."""
+        """Return whether an offer would be accepted: no report is being made or waits to be taken, and enough time has
+        passed.
+        """
         rested = self._last is None or self._clock.monotonic() - self._last >= self._seconds
         return self._work is None and rested
 
     def offer(self, samples: Sequence[Sample]) -> bool:
-        """Begin a report on some of ``samples``, if one is due; whether it has begun."""
+        """Begin a report on some of ``samples``, if one is due; return whether it has begun."""
         if not samples or not self.due():
             return False
         if self._thread is None:
@@ -361,7 +383,10 @@ class TextProbe:
         return True
 
     def take(self, *, wait: bool = False) -> dict[str, float]:
-        """The report that has become ready since the last call; empty if none has. ``wait`` for one under way."""
+        """Return the report that was completed since the last call, as metric -> value; empty if there is none.
+
+        ``wait``: wait for a report that is being made. Raises the error of the measurement, if it failed.
+        """
         work = self._work
         if work is None or not (wait or work.done()):
             return {}
@@ -372,11 +397,15 @@ class TextProbe:
         return work.result()
 
     def settle(self, deadline_s: float | None = None) -> bool:
-        """Wait until the report under way is ready, which stays to be taken; False if it is not by then."""
+        """Wait at most ``deadline_s`` seconds for the report that is being made; return False if it is not ready by
+        then.
+
+        The report can still be taken.
+        """
         return self._work is None or not wait([self._work], deadline_s).not_done
 
     def close(self) -> None:
-        """Begin nothing more. What is under way ends by itself."""
+        """Begin no further report; one that is being made ends by itself."""
         self._last = float("inf")
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -394,6 +423,6 @@ class TextProbe:
 
 
 def _spread(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """Choose at most ``most`` of them, evenly, without chance."""
+    """Choose at most ``most`` of the samples, evenly spaced."""
     n = min(most, len(samples))
     return [samples[i * len(samples) // n] for i in range(n)]

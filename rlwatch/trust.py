@@ -1,8 +1,8 @@
-"""Trust in a configuration file: the user's own applies, one that came with the data is only data.
+"""Trust in a configuration file: a file of the user applies, a file that came with the data is only data.
 
-A file that was named (``--config``, ``RLWATCH_CONFIG``, in code) is the user's. A file that was only found is the
-user's under the rule of git and ssh: the user owns it, and not everyone may write it. A file in a store or run
-directory is data, regardless of its owner: a store that was unpacked belongs to the user who unpacked it.
+A file that was named (``--config``, ``RLWATCH_CONFIG``, in code) is the user's. A file that was only found applies
+under the rule of git and ssh: the user owns it, and not everyone may write it. A file in a store or run directory is
+data, regardless of its owner: a store that was unpacked belongs to the user who unpacked it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ FILE_NAME = "rlwatch.toml"
 
 
 def why_not_obeyed(file: Path, store_root: str | os.PathLike[str] | None = None) -> str:
-    """Return why a file that was found, not named, is data and no configuration; "" if it is the user's own.
+    """Return why a configuration file that was found, not named, must not be applied; an empty text if it is the user's
+    own.
 
-    Links are followed; location and owner of both link and file count.
+    Links are followed; location and owner of link and file count. ``store_root``: directory of the store, where files
+    are data.
     """
     try:
         found = [(file.absolute(), file.lstat()), (Path(os.path.realpath(file)), file.stat())]
@@ -38,7 +40,7 @@ def _our_ids() -> set[int]:
 
 
 def _lies_in_store(directory: Path, store_root: str | os.PathLike[str] | None) -> bool:
-    """Return whether a directory is in a store, a run's directory, or another store."""
+    """Return whether a directory is in the store, is a run's directory, or is another store."""
     if store_root is not None and any(_same(place, store_root) for place in (directory, *directory.parents)):
         return True
     try:

@@ -64,33 +64,37 @@ if TYPE_CHECKING:
     from rlwatch.forecast import Forecast
 
 CULPRIT_BATCHES = 8
-"""Newest localised steps of which tokens are shown."""
+"""Number of localised steps, the newest ones, of which tokens are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as every interface shows it.
+    """Everything that an interface shows about one run.
 
     Parameters
     ----------
+    run_id, name, source
+        Id, name and trainer of the run.
     steps
-        Attempt -> the steps it has records of.
+        Attempt (process of the run) -> the steps of its rows.
     metrics
-        Canonical names of what it logs, sorted.
+        Canonical names of the logged metrics, sorted.
     unread
         Logged names that rlwatch does not read.
     findings, events, forecasts, alerts, commands
         In order of arrival; a log that was replayed has neither alerts nor commands.
     recoveries
         Findings that eased or ended.
+    diagnosis
+        Likely causes of the findings, ranked.
     ending
-        How it ended, if it did.
+        How the run ended, if it did.
     since_s
-        Seconds since its collapse, if it goes on.
+        Seconds since its collapse, if the run goes on.
     culprits
-        Tokens that localisation found responsible, the newest step first.
+        Tokens that gradient localisation found responsible for spikes, the newest step first.
     not_judged
-        Detectors, and the forecaster, that lacked their metrics.
+        Detectors, and the forecaster, that could not run because metrics are missing.
     """
 
     run_id: str
@@ -113,7 +117,9 @@ class RunView:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the state of the run, by the findings on the branch that counts and by its ending."""
+        """State of the run with its sentence, by its ending and those findings that later attempts did
+        not run again.
+        """
         return verdict_of(
             self.all_findings,
             self.steps,
@@ -126,54 +132,56 @@ class RunView:
 
     @property
     def headline(self) -> str:
-        """Return the one sentence: state, step, what broke, cause if there is one, next action."""
+        """One sentence about the run: its state, step, what broke, the cause if there is one, and the next action."""
         return headline_of(self.verdict, self.explanation)
 
     @property
     def all_findings(self) -> tuple[Finding, ...]:
-        """Return findings and recoveries, in order of arrival."""
+        """Findings and recoveries together, in order of arrival."""
         return tuple(sorted((*self.findings, *self.recoveries), key=arrival))
 
     @property
     def explanation(self) -> Diagnosis:
-        """Return the diagnosis that may be shown with the state: see :func:`rlwatch.state.explained`."""
+        """Diagnosis that may be shown with the state of the run: see :func:`rlwatch.state.explained`."""
         return explained(self.diagnosis, self.verdict)
 
     @property
     def cause(self) -> Cause | None:
-        """Return the likeliest cause, where one is at least plausible and fits the state."""
+        """Likeliest cause of the findings, where one is at least plausible and fits the state of the run; else None."""
         return self.explanation.causes[0] if self.explanation.enough else None
 
     @property
     def sureness(self) -> Confidence | None:
-        """Return the confidence in the cause."""
+        """Confidence in the likeliest cause; None where no cause is named."""
         return None if self.cause is None else self.cause.sure
 
     @property
     def onset_step(self) -> int | None:
-        """Return the step at which the cause began, in retrospect."""
+        """Step at which the likeliest cause began, in retrospect; None where no cause is named."""
         return None if self.cause is None else self.cause.onset_step
 
     @property
     def advice(self) -> tuple[Action, ...]:
-        """Return the actions against the cause, in order."""
+        """Actions against the likeliest cause, in order; empty where no cause is named."""
         return () if self.cause is None else self.cause.actions
 
     @property
     def shed(self) -> tuple[str, ...]:
-        """Return one sentence for each kind of data that was dropped for lack of space."""
+        """One sentence for each kind of data of the run that was dropped for lack of space."""
         return shed_lines(self.events)
 
     @property
     def forecast(self) -> Forecast | None:
-        """Return the newest forecast, for a run that goes on and has not failed; without a number it has a reason."""
+        """Newest forecast of a run that goes on and has not failed; else None. A forecast without a number has a
+        reason.
+        """
         from rlwatch.forecast.forecast import forecast_of
 
         return forecast_of(self.forecasts[-1]) if self.forecasts and forecast_allowed(self.verdict) else None
 
 
 def shed_lines(events: Iterable[Event]) -> tuple[str, ...]:
-    """Return one sentence for each kind of data that the events report as dropped, with the newest reason.
+    """Return one sentence for each kind of data that ``events`` report as dropped, with the newest reason.
 
     >>> body = {"what": "token records", "n": 12031, "first_step": 120, "last_step": 300, "why": "the disk is full"}
     >>> shed_lines([Event("shed", 300, body)])
@@ -195,7 +203,11 @@ def shed_lines(events: Iterable[Event]) -> tuple[str, ...]:
 
 
 def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
-    """Return the view of a stored run; ``gone`` as for :func:`ending_of`. Raises ``StoreError`` if it is unreadable."""
+    """Read everything that interfaces show about a stored run.
+
+    ``gone``: its recorded state is running, but its process must be dead (no heartbeat). Raises ``StoreError`` if the
+    run cannot be read.
+    """
     run_id = run.run_id
     names, steps = store.metric_names(run_id), store.steps(run_id)
     metrics = tuple(sorted(known(names, run.source)))
@@ -233,9 +245,10 @@ def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
 
 
 def stored_diagnosis(store: Store, run: RunInfo, *, at: int | None = None) -> Diagnosis:
-    """Return the diagnosis that may be shown with the state of a stored run, as of the step ``at``.
+    """Return the likely causes of a stored run's findings that may be shown with its state, as of the step ``at``
+    (None: now).
 
-    Raises ``StoreError``.
+    Raises ``StoreError`` if the run cannot be read.
     """
     return stored_explanation(store, run, at=at)[1]
 
@@ -243,9 +256,10 @@ def stored_diagnosis(store: Store, run: RunInfo, *, at: int | None = None) -> Di
 def stored_explanation(
     store: Store, run: RunInfo, *, at: int | None = None, gone: bool = False
 ) -> tuple[Verdict, Diagnosis]:
-    """Return the state of a stored run and the diagnosis that may be shown with it, without the rest of its view.
+    """Return the state of a stored run and the diagnosis that may be shown with it, faster than the whole view.
 
-    ``at``: as the run was at that step, when it went on; None: as it is. Raises ``StoreError``.
+    ``at``: as the run was at that step, when it went on; None: as it is now. ``gone``: its process must be dead (no
+    heartbeat). Raises ``StoreError`` if the run cannot be read.
     """
     if at is None:
         verdict = stored_verdict(store, run, gone=gone)
@@ -269,7 +283,10 @@ def stored_explanation(
 
 
 def stored_verdict(store: Store, run: RunInfo, *, gone: bool = False) -> Verdict:
-    """Return the state of a stored run, without the rest of its view. Raises ``StoreError``."""
+    """Return the state of a stored run, faster than the whole view.
+
+    ``gone``: its process must be dead (no heartbeat). Raises ``StoreError`` if the run cannot be read.
+    """
     findings = store.findings(run.run_id)
     troubled = failed(findings)
     names = store.metric_names(run.run_id)
@@ -321,7 +338,25 @@ def diagnosis_of(
     knobs: KnobRows | None = None,
     at: int | None = None,
 ) -> Diagnosis:
-    """Diagnose ``findings`` of a run with records of ``steps`` (by attempt), given what is known of its ``knobs``."""
+    """Return the likely causes of the ``findings`` of a run.
+
+    Parameters
+    ----------
+    findings
+        Findings of the run.
+    steps
+        Attempt (process of the run) -> the steps of its rows.
+    events
+        Events of the run; an event of :data:`rlwatch.records.SNAPSHOTS` makes a rollback possible.
+    source
+        The trainer.
+    metrics
+        Canonical names of the logged metrics.
+    knobs
+        Logged values of settings such as the learning rate, whose changes may be causes; None: not known.
+    at
+        Step as of which the diagnosis is made; None: the end.
+    """
     reached = {attempt: [s for s in own if at is None or s <= at] for attempt, own in steps.items()}
     told = tuple(events)
     found = diagnose(
@@ -343,7 +378,10 @@ WAY_BACK = "rlwatch command RUN rollback"
 
 
 def with_way_back(diagnosis: Diagnosis, *, kept: bool) -> Diagnosis:
-    """Return ``diagnosis`` with the command ``rollback`` in its advice where the run keeps snapshots, else without."""
+    """Return ``diagnosis`` with the command ``rollback`` in its advice where the run keeps snapshots, else without.
+
+    ``kept``: whether it keeps snapshots.
+    """
 
     def fitting(action: Action) -> Action:
         if action.id != ROLL_BACK or OURS not in action.options:
@@ -356,7 +394,7 @@ def with_way_back(diagnosis: Diagnosis, *, kept: bool) -> Diagnosis:
 
 
 def _until(findings: Sequence[Finding], at: int | None) -> int:
-    """Return the last step that matters: a change after the last finding caused none."""
+    """Return the last step that matters: a change of a setting after the last finding caused none."""
     last = max((finding.step for finding in findings), default=0)
     return last if at is None else min(at, last)
 
@@ -364,23 +402,35 @@ def _until(findings: Sequence[Finding], at: int | None) -> int:
 # The rows that show changes of settings, from a store or a log.
 
 MOST_ROWS = 20_000
-"""Rows that are read: the newest before the last finding."""
+"""Largest number of rows that are read: the newest before the last finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnobRows:
-    """Logged rows of the metrics that show settings, and the configurations of the attempts.
+    """Logged values of settings (learning rate, KL coefficient ...) and the configurations of the attempts.
 
-    ``rows``: (attempt, step) -> source name -> value, the last one logged.
+    ``rows``: (attempt, step) -> logged name -> value, the last one logged. ``configs``: attempt -> configuration.
     """
 
     rows: Mapping[tuple[int, int], Mapping[str, float]]
     configs: Mapping[int, Mapping[str, JSON]] = field(default_factory=dict)
 
     def turns(self, starts: Mapping[int, int], source: str, until: int, at: int | None = None) -> list[KnobChange]:
-        """Return settings changed on the branch that counts, up to the step ``until``, and causes of a mismatch.
+        """Return the changes of settings up to the step ``until``, and shown causes of a mismatch between trainer and
+        engine.
 
         A mismatch may show its cause only after the last finding, so its rows are read further, but not beyond ``at``.
+
+        Parameters
+        ----------
+        starts
+            Attempt -> its first step; steps that a later attempt ran again do not count.
+        source
+            The trainer.
+        until
+            Step of the last finding.
+        at
+            Step as of which the run is diagnosed; None: the end.
         """
         tracker, last = KnobTracker(), until + AROUND if at is None else min(at, until + AROUND)
         for attempt, step_ in sorted(place for place in self.rows if place[1] <= last)[-MOST_ROWS:]:
@@ -394,18 +444,23 @@ class KnobRows:
 
 
 def failed(findings: Iterable[Finding]) -> bool:
-    """Return whether more than remarks was found: then changes of settings are looked up."""
+    """Return whether any finding is a warning or critical; only then changes of settings are looked up."""
     return any(finding.severity is not Severity.INFO for finding in findings)
 
 
 def knob_names(names: Iterable[str], source: str) -> list[str]:
-    """Return those of ``names`` (as logged) that show settings."""
+    """Return those of the logged ``names`` whose metric is a setting, such as the learning rate. ``source``: the
+    trainer.
+    """
     read = ((name, resolve(name, source)) for name in names)
     return [name for name, reading in read if reading is not None and reading.metric.name in TRACKED]
 
 
 def stored_knobs(store: Store, run: RunInfo, names: Iterable[str]) -> KnobRows:
-    """Return the rows of a stored run that show its settings. Raises ``StoreError``."""
+    """Read the logged values of settings of a stored run, and its configurations.
+
+    ``names``: all logged names of the run. Raises ``StoreError``.
+    """
     rows: dict[tuple[int, int], dict[str, float]] = {}
     for name, series in store.series(run.run_id, knob_names(names, run.source)).items():
         places = zip(series.attempts.tolist(), series.steps.tolist(), strict=True)
@@ -415,7 +470,7 @@ def stored_knobs(store: Store, run: RunInfo, names: Iterable[str]) -> KnobRows:
 
 
 def logged_knobs(records: Iterable[StepRecord], names: Iterable[str], source: str) -> KnobRows:
-    """Return the same rows of a log that was read."""
+    """Return the logged values of settings in ``records``, the rows of a log. ``names``: all logged names."""
     wanted = knob_names(names, source)
     rows: dict[tuple[int, int], dict[str, float]] = {}
     for record in records:

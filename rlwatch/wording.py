@@ -1,8 +1,8 @@
-"""Words, numbers and foreign text as users read them: one form for the terminal, report, dashboard, alerts.
+"""Formatting of numbers, times and untrusted text for people: one form for the terminal, report, dashboard and alerts.
 
 Numbers look as they do in the messages of findings, so that a figure in a table can be found again in a sentence.
-Foreign text (names of runs, tokens, error messages) can neither control a terminal nor act as markup, and its invisible
-characters are shown.
+Untrusted text (names of runs, tokens, error messages) can neither control a terminal nor act as markup, and its
+invisible characters are shown.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rlwatch.catalogue import entry
 from rlwatch.records import JSON
 
 THIN = "\N{NARROW NO-BREAK SPACE}"
-"""Parts the thousands of a step, and a number from its unit."""
+"""Separates the thousands of a step, and a number from its unit."""
 NOTHING = "-"
-"""Shown where nothing was measured."""
+"""Text that is shown where nothing was measured."""
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 """Unicode categories of invisible characters: control, formatting (with marks of reading direction), ..."""
 VOID_ELEMENTS = ("meta", "br", "line", "polyline", "circle")
 _AGES = ((1.0, "s", 60.0), (60.0, "min", 3600.0), (3600.0, "h", 86400.0), (86400.0, "d", math.inf))
-"""Seconds in a unit, its name, and the seconds that are one of the next."""
+"""Seconds in a unit, its name, and the seconds that make one of the next unit."""
 _COMMANDS = {
     "lower-lr": "lower learning rate",
     "raise-lr": "raise learning rate",
@@ -35,11 +35,13 @@ _COMMANDS = {
     "set-entropy-coef": "set entropy coefficient",
     "set-is-correction": "set importance correction",
 }
-"""Commands whose names leave something out; kinds of findings have their words from the catalogue."""
+"""Texts for commands whose names leave something out; kinds of findings have their texts in the catalogue."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits, whole thousands in full, no needless exponent; NaN and the infinities by name.
+    """Return a number as text with ``digits`` significant digits, whole thousands in full, and no needless exponent.
+
+    NaN and the infinities have names; None is a dash.
 
     >>> [number(x) for x in (0.0213456, 12483.0, 999.9, 2.5e6, -0.00002, 0.0)]
     ['0.0213', '12483', '1000', '2.5e+06', '-2e-05', '0']
@@ -54,7 +56,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def step(value: int | None) -> str:
-    r"""A step, exact, with narrow spaces between thousands.
+    r"""Return a step number as exact text, with narrow spaces between thousands; a dash for None.
 
     >>> step(12480), step(None)
     ('12\u202f480', '-')
@@ -63,7 +65,9 @@ def step(value: int | None) -> str:
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    r"""``1 run``, ``2 runs``.
+    r"""Return a count with its noun in the right number, such as ``1 run`` or ``2 runs``.
+
+    ``one``: the singular. ``many``: an irregular plural; empty: ``one`` with an s.
 
     >>> plural(1, "run"), plural(1200, "run")
     ('1 run', '1\u202f200 runs')
@@ -72,7 +76,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share in per cent.
+    """Return a share (1 is all) as a percentage with three significant digits; a dash for None.
 
     >>> percent(0.4136), percent(1.0), percent(float("nan")), percent(None)
     ('41.4%', '100%', 'NaN', '-')
@@ -83,7 +87,7 @@ def percent(share: float | None) -> str:
 
 
 def chance(value: float | None) -> str:
-    """A forecast chance: whole per cents, and no more certainty than there can be.
+    """Return a forecast probability (0..1) as a whole percentage, never 0 % or 100 %; a dash for None.
 
     >>> chance(0.734), chance(0.002), chance(0.999), chance(None)
     ('73%', '<1%', '>99%', '-')
@@ -96,7 +100,7 @@ def chance(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    r"""A length of time in its one largest unit.
+    r"""Return a length of time, given in seconds, as text in its largest unit; a dash for None, NaN and infinities.
 
     >>> duration(0.034), duration(38), duration(2460), duration(260_000), duration(None)
     ('34\u202fms', '38\u202fs', '41\u202fmin', '3\u202fd', '-')
@@ -112,7 +116,8 @@ def duration(seconds: float | None) -> str:
 
 
 def age(then: float | None, now: float) -> str:
-    r"""Time since ``then`` (both Unix seconds); clocks that disagree read as "now".
+    r"""Return the time from ``then`` to ``now`` (Unix seconds) as text: "now" if clocks disagree, a dash without
+    ``then``.
 
     >>> age(1000.0, 1180.0), age(1000.0, 999.0), age(None, 5.0)
     ('3\u202fmin ago', 'now', '-')
@@ -124,19 +129,19 @@ def age(then: float | None, now: float) -> str:
 
 
 def moment(ts: float | None) -> str:
-    """Date and time in UTC; a dash where it is not known."""
+    """Return date and time in UTC for Unix seconds; a dash where the time is not known."""
     if not ts or not math.isfinite(ts) or not 0 < ts < 2e11:
         return NOTHING
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ts))
 
 
 def local_moment(ts: float) -> str:
-    """Date and time on this machine's clock, to the minute: for what people set by their own."""
+    """Return date and time, to the minute, in this machine's time zone for Unix seconds: for times that users set."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(ts))
 
 
 def words(kind: str) -> str:
-    """A kind of finding, event or command within a sentence.
+    """Return the name of a kind of finding, event or command as words within a sentence.
 
     >>> words("entropy_collapse"), words("gradient_localised"), words("lower-lr")
     ('entropy collapse', 'gradient localised', 'lower learning rate')
@@ -145,7 +150,7 @@ def words(kind: str) -> str:
 
 
 def cell(value: JSON) -> str:
-    """Any value of a row.
+    """Return any value of a table as text: numbers by :func:`number`, booleans in lower case, a dash for None.
 
     >>> cell(True), cell(None), cell(0.25), cell("text")
     ('true', '-', '0.25', 'text')
@@ -156,9 +161,10 @@ def cell(value: JSON) -> str:
 
 
 def nearest(name: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
-    """At most ``most`` of the names that ``name`` is almost, the nearest first; case and ``_`` for ``-`` do not count.
+    """Return at most ``most`` of the ``known`` names that resemble ``name``, the most similar first.
 
-    ``alike`` in [0, 1]: the least ratio of matching characters, 1 for the same name.
+    Case does not count, and ``_`` equals ``-``. ``alike`` in [0, 1]: the smallest ratio of matching characters; 1: only
+    the same name.
 
     >>> nearest("lower_lr", ["lower-lr", "pause", "stop"]), nearest("kl", ["reward"])
     (['lower-lr'], [])
@@ -172,7 +178,9 @@ def nearest(name: str, known: Iterable[str], most: int = 1, alike: float = 0.6) 
 
 
 def meant(name: str, known: Iterable[str], most: int = 2, alike: float = 0.6) -> str:
-    """A question after a wrong name; empty if none that is known is near.
+    """Return a question that suggests up to ``most`` ``known`` names after a wrong ``name``; empty if none is similar.
+
+    ``alike`` as for :func:`nearest`.
 
     >>> meant("tlr", ["trl", "verl"]), meant("x", ["trl"])
     ('; did you mean trl?', '')
@@ -182,7 +190,7 @@ def meant(name: str, known: Iterable[str], most: int = 2, alike: float = 0.6) ->
 
 
 def cut(text: str, most: int) -> str:
-    """``text``, with an ellipsis where it is longer than that.
+    """Return ``text``, cut to ``most`` characters with an ellipsis where it is longer.
 
     >>> cut("a long story", 8)
     'a long …'
@@ -191,7 +199,7 @@ def cut(text: str, most: int) -> str:
 
 
 def one_line(value: object, most: int = 80) -> str:
-    r"""``value`` on one line, cut to ``most`` characters.
+    r"""Return ``value`` as text on one line, cut to ``most`` characters.
 
     >>> one_line("a  long\n story", most=8)
     'a long …'
@@ -200,7 +208,7 @@ def one_line(value: object, most: int = 80) -> str:
 
 
 def sentence(text: str) -> str:
-    """``text`` with a capital letter and a full stop; nothing of nothing."""
+    """Return ``text`` with a capital letter at its beginning and a full stop; an empty text remains empty."""
     return text[:1].upper() + text[1:].removesuffix(".") + "." if text else ""
 
 
@@ -220,7 +228,7 @@ def _hidden(char: str) -> bool:
 
 
 def for_terminal(text: str) -> str:
-    r"""``text`` that cannot command a terminal; a tab, which would shift a table, becomes a space.
+    r"""Return ``text`` without characters that control a terminal; a tab, which would shift a table, becomes a space.
 
     >>> for_terminal("run\x1b[31m\tA")
     'run\ufffd[31m A'
@@ -229,7 +237,7 @@ def for_terminal(text: str) -> str:
 
 
 def for_markdown(text: str) -> str:
-    r"""``text`` as Markdown that shows exactly it, on one line.
+    r"""Return ``text`` as one line of Markdown that is rendered as exactly this text.
 
     >>> for_markdown("a|b <script> [x](http://y) # *z*\nline")
     'a\\|b &lt;script&gt; \\[x\\](http\\://y) \\# \\*z\\* line'
@@ -248,7 +256,9 @@ class Markup(str):
 
 
 def el(tag: str, *children: str, cls: str = "", **attributes: str | float) -> Markup:
-    """Return ``<tag>`` with ``children``; ``_`` in names of attributes becomes ``-``, and empty ones are left out.
+    """Return an HTML element ``<tag>`` with ``children``; plain strings are escaped.
+
+    ``cls``: its class. ``attributes``: ``_`` in a name becomes ``-``; those with an empty value are left out.
 
     >>> el("b", "<script>", cls="x", data_step=3)
     '<b class="x" data-step="3">&lt;script&gt;</b>'
@@ -261,7 +271,7 @@ def el(tag: str, *children: str, cls: str = "", **attributes: str | float) -> Ma
 
 
 def joined(*children: str) -> Markup:
-    """``children`` one after another, plain strings escaped."""
+    """Return the HTML pieces ``children`` one after another; plain strings are escaped."""
     return Markup("".join(map(_text, children)))
 
 
