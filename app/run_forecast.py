@@ -41,6 +41,7 @@ def forecast_facts(forecasts: RunForecasts) -> Markup:
         el("span", limit_sentence(now) or "no limit in sight") if now.alarm or now.steps_to is not None else Markup(),
         *_highest(forecasts),
         el("span", el("span", "at step ", cls="label"), fmt.step(now.step)),
+        el("span", now.caveat[:1].upper() + now.caveat[1:], cls="rl-quiet") if now.caveat else Markup(),
     ]
     return el("div", *parts, cls="rl-facts")
 
@@ -55,8 +56,8 @@ def absent_words(forecast: Forecast) -> str:
 
 def _by_limits(now: Forecast) -> list[Markup]:
     """Describe a run that logs too little for a chance: the limit that it approaches, and why there is no chance."""
-    if now.limits_only == NO_SIGNAL:
-        words = [text[0].upper() + text[1:] for text in (NO_SIGNAL, line_sentence(now)) if text]
+    if now.limits_only.startswith(NO_SIGNAL):
+        words = [text[0].upper() + text[1:] for text in (now.limits_only, line_sentence(now)) if text]
         return [
             *(el("span", text) for text in words),
             el("span", el("span", "at step ", cls="label"), fmt.step(now.step)),

@@ -27,7 +27,7 @@ from rlwatch.cli.options import examples
 from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.examples import Row, Split, folds_of
 from rlwatch.forecast.forecaster import Forecaster
-from rlwatch.forecast.gate import LogClass, skill_of
+from rlwatch.forecast.gate import Evidence, LogClass, skill_of
 from rlwatch.forecast.labels import Label, RunOutcome, label_runs
 from rlwatch.forecast.tables import RunTable, read_runs
 from rlwatch.forecast.training import TreeSettings, out_of_fold, prepare
@@ -218,7 +218,9 @@ def markdown(table: Sequence[dict[str, Any]]) -> Iterator[str]:
             for name in ("clock", "line")
         )
         runs = f"{at['runs']}, {at['failures']}"
-        shown = ("yes" if skill_of(each).shown else "no") if each["decides"] else ""
+        skill = skill_of(each)
+        answer = "yes" if skill.shown() else "with `own`" if skill.shown(Evidence.OWN) else "no"
+        shown = answer if each["decides"] else ""
         cells = (
             each["class"],
             each["people"],

@@ -21,6 +21,7 @@ VARIABLES: Mapping[str, str] = {
     "RLWATCH_DEBUG": "`1` prints tracebacks of known errors, too",
     "RLWATCH_FORECASTER": "name of a plug-in's forecaster",
     "RLWATCH_FORECAST_MODEL": "path of a forecaster of your own",
+    "RLWATCH_FORECAST_EVIDENCE": "whose runs prove a chance that is shown: `others` (default); `own`: those of rlwatch",
     "RLWATCH_FORECAST_BUDGET": "false alarms in 1,000 healthy steps: `0.25`, `0.5` (default), `1`, `2` or `5`",
     "RLWATCH_FORECAST_THRESHOLD": "chance from which on a forecast is an alarm",
     "RLWATCH_LINK_HOST": "address on which rank 0 listens for the other ranks",

@@ -181,7 +181,7 @@ def _by_limits(forecasts: Sequence[Forecast], alarms: Sequence[int]) -> str:
     from rlwatch.forecast.forecast import forecast_sentence
     from rlwatch.forecast.gate import NO_SIGNAL
 
-    if forecasts and forecasts[-1].limits_only == NO_SIGNAL:
+    if forecasts and forecasts[-1].limits_only.startswith(NO_SIGNAL):
         return forecast_sentence(forecasts[-1])
     reasons = [forecast.limits_only for forecast in forecasts if forecast.limits_only]
     if not reasons:

@@ -25,6 +25,7 @@ from rich.text import Text
 from rlwatch.demo import SMOLLM2, TINY, Recipe, recipe_of, smollm2
 from rlwatch.demo.checks import ENTROPY, KL, REWARD, Delivered, DemoCheck, DemoFacts, Person, examine, look
 from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.forecast.gate import EVIDENCE_VARIABLE, Evidence
 from rlwatch.records import AlertState, CommandStatus, Severity
 from rlwatch.run.identity import RUN_ID_VARIABLE, new_run_id
 from rlwatch.store.url import open_store
@@ -82,6 +83,7 @@ class TrainerProcess:
             "RLWATCH_WEBHOOK_URL": webhook_url,
             "RLWATCH_WEBHOOK_SECRET": webhook_secret,
             "OMP_NUM_THREADS": "1",
+            **({EVIDENCE_VARIABLE: Evidence.OWN.value} if recipe.model == TINY else {}),  # one of rlwatch's own models
         }
 
     def __enter__(self) -> Self:

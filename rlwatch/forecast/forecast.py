@@ -36,7 +36,7 @@ class ForecastReason:
 
 NUMBERS = ("p20", "p50", "p100", "risk", "steps_to", "error")
 """Fields that are stored as series of the run."""
-WORDS = ("alarm", "limit", "absent", "limits_only", "lean", "log", "checks", "passed", "over")
+WORDS = ("alarm", "limit", "absent", "limits_only", "lean", "log", "checks", "passed", "over", "caveat")
 """Fields that are stored as text, where they are not empty."""
 
 
@@ -53,7 +53,8 @@ class Forecast:
 
     ``log``: kind of the log (:class:`rlwatch.forecast.gate.LogClass`); "" if unknown. ``error``: median error in steps
     of ``checks`` earlier straight lines to that limit on this run; None before one could be checked. ``passed``: the
-    limit that the run is beyond; ``over``: the failure has happened.
+    limit that the run is beyond; ``over``: the failure has happened. ``caveat``: whose runs alone have proven such
+    probabilities; empty if other people's runs have.
     """
 
     step: int
@@ -73,6 +74,7 @@ class Forecast:
     checks: int = 0
     passed: str = ""
     over: bool = False
+    caveat: str = ""
 
     @property
     def kind(self) -> ForecastKind:
@@ -138,6 +140,7 @@ def forecast_of(record: ForecastRecord) -> Forecast:
         checks=int(str(body.get("checks", 0))),
         passed=str(body.get("passed", "")),
         over=bool(body.get("over")),
+        caveat=str(body.get("caveat", "")),
     )
 
 
@@ -178,7 +181,7 @@ def alarm_message(forecast: Forecast) -> str:
     'failure likely within 50 steps (p = 0.72): KL to the reference would reach its limit in about 35 steps;
      main drivers: mismatch/k3 (42 %)'
     """
-    parts = [part for part in (limit_sentence(forecast), reasons_sentence(forecast)) if part]
+    parts = [part for part in (limit_sentence(forecast), reasons_sentence(forecast), forecast.caveat) if part]
     return chance_sentence(forecast) + (f": {'; '.join(parts)}" if parts else "")
 
 
@@ -228,7 +231,7 @@ def forecast_sentence(forecast: Forecast) -> str:
     if not forecast.shown:
         return forecast.absent
     near = limit_sentence(forecast) if forecast.alarm else ""
-    return "; ".join(filter(None, (chance_sentence(forecast), near)))
+    return "; ".join(filter(None, (chance_sentence(forecast), near, forecast.caveat)))
 
 
 def reasons_sentence(forecast: Forecast) -> str:

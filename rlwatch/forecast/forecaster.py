@@ -25,7 +25,7 @@ from rlwatch.forecast.features import (
     nearest,
 )
 from rlwatch.forecast.forecast import Forecast, ForecastReason
-from rlwatch.forecast.gate import NO_SIGNAL, class_of, opens
+from rlwatch.forecast.gate import Evidence, caveat, chosen_evidence, class_of, opens, why_closed
 from rlwatch.forecast.lines import StraightLines, falsified, recedes
 from rlwatch.forecast.model import Chances, Model, load, reasons, shipped_model
 from rlwatch.forecast.signals import SIGNALS, Floats, SignalNames
@@ -69,9 +69,10 @@ class Forecaster:
     own
         Threshold on p50 instead of the model's: a level that the user's own healthy runs have shown to be harmless
         (``rlwatch forecast calibrate``). It cannot go below the model's threshold for twice :data:`BUDGET`.
-    gated
-        Report no probabilities and alarms for logs of a kind on which the shipped model has shown no skill
-        (:mod:`rlwatch.forecast.gate`), only the time to a limit. Monitors of runs set it.
+    gate
+        Owner of the runs on which the shipped model must have shown skill on this kind of log
+        (:mod:`rlwatch.forecast.gate`) for probabilities and alarms; other logs get the time to a limit only. None: no
+        gate. Monitors of runs set it.
 
     Raises
     ------
@@ -80,7 +81,12 @@ class Forecaster:
     """
 
     def __init__(
-        self, model: Model | None = None, *, budget: str = BUDGET, own: float | None = None, gated: bool = False
+        self,
+        model: Model | None = None,
+        *,
+        budget: str = BUDGET,
+        own: float | None = None,
+        gate: Evidence | None = None,
     ) -> None:
         self._whole = model or _shipped()
         self._sparse = False
@@ -97,7 +103,7 @@ class Forecaster:
         self._paced = False
         self._terms: Terms | None = None
         self._source: tuple[str | None, ...] = ()
-        self._gated, self._open, self._log = gated, True, ""
+        self._gate, self._open, self._log = gate, True, ""
         self._lines = StraightLines()
 
     @property
@@ -150,7 +156,7 @@ class Forecaster:
         """Return the thresholds for the logged signals, known once the baseline is; again when more are logged."""
         read = features.read
         new = self._terms is None or read.source != self._source
-        if self._terms is None or (new and (self._terms.absent or self._gated)):
+        if self._terms is None or (new and (self._terms.absent or self._gate)):
             self._terms = self._terms_for(frozenset(_names(read)))
             self._source = read.source
         return self._terms
@@ -158,11 +164,12 @@ class Forecaster:
     def _terms_for(self, signals: frozenset[str]) -> Terms:
         history = self._stream.history
         self._log = class_of(signals, cadence(history.steps), history.scatter())
-        self._open = not self._gated or opens(self._log)
+        self._open = self._gate is None or opens(self._log, self._gate)
         found = terms(self._model, signals, self._budget, self._own)
         if self._open:
             return found
-        return replace(found, absent=found.absent and NO_SIGNAL, limits_only=NO_SIGNAL)
+        why = why_closed(self._log)
+        return replace(found, absent=found.absent and why, limits_only=why)
 
     @property
     def judged(self) -> float:
@@ -194,7 +201,7 @@ class Forecaster:
             limit, steps_to, why = _of(close, features.read)
         elif risk >= WORTH_REPORTING:
             limit = self._model.limit(x) or (close.limit.type if close is not None else "")
-            if self._gated and recedes(limit, features.values):
+            if self._gate and recedes(limit, features.values):
                 limit = ""
             broken = {BROKEN: features.read.broken} if features.read.broken else {}
             why = reasons(self._model.why(x), _names(features.read) | broken)
@@ -211,6 +218,7 @@ class Forecaster:
             lean=held.lean,
             log=self._log,
             passed=passed,
+            caveat=caveat(self._log) if self._gate else "",
         )
 
     def _by_line(self, features: Features, held: Terms) -> Forecast:
@@ -288,12 +296,13 @@ def default_forecaster() -> Forecaster:
     Raises
     ------
     ConfigError
-        If that model cannot be used.
+        If that model cannot be used, or a variable has a value that is none of its values.
     """
     path = os.environ.get(MODEL_VARIABLE, "")
     budget, own = os.environ.get(BUDGET_VARIABLE, "") or BUDGET, os.environ.get(THRESHOLD_VARIABLE, "")
-    model = _loaded(path) if path else None  # a custom model was judged on custom runs
-    return Forecaster(model, budget=budget, own=_chance(own) if own else None, gated=model is None)
+    model = _loaded(path) if path else None
+    gate = chosen_evidence() if model is None else None  # a custom model was judged on custom runs
+    return Forecaster(model, budget=budget, own=_chance(own) if own else None, gate=gate)
 
 
 def _chance(text: str) -> float:

@@ -2,25 +2,40 @@
 
 :func:`class_of` derives the kind of a log from its contents. ``python -m benchmarks.forecast classes`` measured the
 skill on each kind and wrote it to ``shipped/skill.json``. A class is open if the forecaster beats a clock and a
-straight line, by AUROC and by Brier score, with intervals above zero, and its probabilities are calibrated. Runs of
-other classes keep the time to a limit, with the error of such lines so far, because that can be checked.
+straight line, by AUROC and by Brier score, with intervals above zero, and its probabilities are calibrated. That must
+hold on other people's runs; the owner of a run may accept rlwatch's own runs instead (:data:`EVIDENCE_VARIABLE`). Runs
+of other classes keep the time to a limit, with the error of such lines so far, because that can be checked.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
+from rlwatch.errors import ConfigError
+
 NO_SIGNAL = "no forecast: this log has no signal that has ever warned"
 """Reason given for a log of a class that is not open."""
+EVIDENCE_VARIABLE = "RLWATCH_FORECAST_EVIDENCE"
+"""Environment variable that names whose runs must have proven the skill: an :class:`Evidence`."""
 LEAST_FAILURES = 8
 """Failing runs below which an interval is not conclusive."""
 CALIBRATED = 0.05
 """Expected calibration error up to which probabilities are shown."""
+
+
+class Evidence(StrEnum):
+    """Owners of the runs on which the forecaster must have shown skill before a probability is shown."""
+
+    OTHERS = "others"
+    """Other people's runs: the default."""
+    OWN = "own"
+    """rlwatch's own small models suffice where no runs of other people exist."""
 
 
 class LogClass(StrEnum):
@@ -89,10 +104,14 @@ class Skill:
     gains: tuple[Gain, ...]
 
     @property
-    def shown(self) -> bool:
-        """Return whether probabilities are shown."""
-        proven = bool(self.gains) and self.failures >= LEAST_FAILURES and all(g.low > 0.0 for g in self.gains)
-        return proven and self.calibration_error <= CALIBRATED
+    def proven(self) -> bool:
+        """Return whether the forecaster has skill on these runs."""
+        better = bool(self.gains) and self.failures >= LEAST_FAILURES and all(g.low > 0.0 for g in self.gains)
+        return better and self.calibration_error <= CALIBRATED
+
+    def shown(self, evidence: Evidence = Evidence.OTHERS) -> bool:
+        """Return whether probabilities are shown if the skill must have been proven on runs of this owner."""
+        return self.proven and (evidence is Evidence.OWN or not self.people.startswith("rlwatch"))
 
 
 GAINS = ("auroc_over_clock", "auroc_over_line", "brier_over_clock", "brier_over_line")
@@ -123,14 +142,34 @@ def skill_of(row: Mapping[str, object]) -> Skill:
     )
 
 
-def opens(log: str) -> bool:
-    """Return whether the probabilities of such a log are shown."""
+def chosen_evidence() -> Evidence:
+    """Return the evidence that :data:`EVIDENCE_VARIABLE` accepts; by default :attr:`Evidence.OTHERS`.
+
+    Raises
+    ------
+    ConfigError
+        If the variable names neither.
+    """
+    text = os.environ.get(EVIDENCE_VARIABLE, "") or Evidence.OTHERS
+    try:
+        return Evidence(text)
+    except ValueError:
+        raise ConfigError(f"{EVIDENCE_VARIABLE} must be 'others' or 'own', got {text!r}") from None
+
+
+def opens(log: str, evidence: Evidence = Evidence.OTHERS) -> bool:
+    """Return whether the probabilities of a log of this class are shown, given whose runs must have proven them."""
     skill = measured().get(log)
-    return skill is not None and skill.shown
+    return skill is not None and skill.shown(evidence)
+
+
+def why_closed(log: str) -> str:
+    """Return the reason to print instead of a probability for a log of a class that is not open."""
+    skill = measured().get(log)
+    return f"{NO_SIGNAL} on other people's runs" if skill is not None and skill.proven else NO_SIGNAL
 
 
 def caveat(log: str) -> str:
-    """Return a note if skill was proven on rlwatch's own runs only; empty otherwise, and where none is shown."""
-    skill = measured().get(log)
-    own = skill is not None and skill.shown and skill.people.startswith("rlwatch")
+    """Return a note for a shown probability if only rlwatch's own runs have proven the skill; otherwise empty."""
+    own = opens(log, Evidence.OWN) and not opens(log)
     return "proven on rlwatch's own small models, not on other people's runs" if own else ""
