@@ -1,9 +1,9 @@
-"""rlwatch inside a trainer: one package for each trainer, imported only where it is used.
+"""Integrations of rlwatch with trainers: one subpackage for each trainer, imported only when it is used.
 
 Functions here may raise during set-up, but never once training runs: see :mod:`rlwatch.error_boundary`.
 
-Every trainer's package has the same eight parts. A plain cell names a module of the package; ``shared:`` names a module
-of this directory that does all of the work, ``none:`` gives the reason why the part is missing.
+Every trainer's package has the same eight parts. A plain cell names a module of the package. ``shared:`` names a module
+of this directory that does all of the work. ``none:`` gives the reason why the part is missing.
 
 ===========  ===================  ===================  ===================  ===================  ===================
 door         trl                  transformers         torch                verl                 openrlhf

@@ -1,4 +1,6 @@
-"""Commands that change a setting of the trainer: ``set-clip``, ``set-entropy-coef`` and the like; ``sync-weights``."""
+"""Handlers of commands that change a setting of the trainer (``set-clip``, ``set-entropy-coef`` and similar ones) and
+of ``sync-weights``.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,21 @@ from rlwatch.wording import cell
 Values = Mapping[str, JSON]
 """Arguments of a command and their values."""
 ADJUSTABLE = ("set-clip", "set-grad-clip", "set-entropy-coef", "set-is-correction")
-"""Commands that only change a setting."""
+"""Kinds of commands that only change a setting of the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of the trainer.
+    """A setting of the trainer that a command can change, as functions that read and write it.
 
     Attributes
     ----------
     read
-        Returns the values now, by the names of the command's arguments. Raises ``RLWatchError`` with the reason why
+        Returns the current values, by the names of the command's arguments. Raises ``RLWatchError`` with the reason why
         they cannot be changed.
     write
-        Sets them; what the trainer computes from then on uses them. An argument that was left out is None.
+        Sets the values, which the trainer's later computations use. An argument that was left out of the command is
+        None.
     """
 
     read: Callable[[], Values]
@@ -34,21 +37,25 @@ class Setting:
 
 
 class Adjust:
-    """Handles one of :data:`ADJUSTABLE`."""
+    """Handler of one of the commands in :data:`ADJUSTABLE`. ``kind`` is the command's name, ``setting`` what it
+    changes.
+    """
 
     def __init__(self, kind: str, setting: Setting) -> None:
         self.kind = kind
         self._setting = setting
         self.kept: Values | None = None
-        """The values set last; None while the trainer's own configuration is in force."""
+        """Values set last by a command; None while the trainer's own configuration is in force."""
 
     def check(self, command: Command) -> None:
-        """Refuse if the trainer has no such setting, or does not read it while it runs."""
+        """Raise ``RLWatchError`` if the trainer has no such setting, or does not read it while it runs."""
         COMMAND_KINDS[self.kind].read(command.args)
         self._setting.read()
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Set the values; returns those before and after."""
+        """Set the values. Return a report with all values ``before`` and ``after`` and the command that reverts the
+        change.
+        """
         args, before = COMMAND_KINDS[self.kind].read(command.args), self._setting.read()
         self._setting.write(args)
         after = self._setting.read()
@@ -64,7 +71,10 @@ class Adjust:
 
 
 class SyncWeights:
-    """Handles ``sync-weights``: ``sync`` sends the weights, or makes the trainer send them, and returns a message."""
+    """Handler of the command ``sync-weights``, which makes the trainer send its weights to the rollout engine.
+
+    ``sync`` sends the weights, or makes the trainer send them, and returns a message.
+    """
 
     kind: str = "sync-weights"
 
@@ -72,16 +82,16 @@ class SyncWeights:
         self._sync = sync
 
     def check(self, command: Command) -> None:
-        """Read the arguments."""
+        """Raise ``ConfigError`` if the command's arguments are not valid."""
         COMMAND_KINDS[self.kind].read(command.args)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
-        """Send the weights."""
+        """Send the weights to the rollout engine and return a report with a ``summary``."""
         return {"summary": self._sync()}
 
 
 def unchangeable(reason: str) -> Setting:
-    """Return a setting that cannot be changed, for ``reason``."""
+    """Return a setting whose reading raises ``RLWatchError`` with ``reason``, for a setting that cannot be changed."""
 
     def refuse() -> Values:
         raise RLWatchError(reason)

@@ -1,7 +1,7 @@
-"""Canaries: answers that are known to be right or wrong, scored now and then by the reward function of the training.
+"""Canaries: answers that are known to be right or wrong, scored at intervals by the reward function of the training.
 
-They are scored outside the batch, on a thread of their own for which training waits briefly, and random streams are put
-back afterwards. A function that only works on the main thread (it sets an alarm signal) is called there.
+They are scored outside the batch, on a background thread for which training waits briefly. Random states are restored
+afterwards. A function that only works on the main thread (because it sets an alarm signal) is called there.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from rlwatch.integrations.verifiers import values_of
 
 RIGHT, WRONG, FAILED = "verifier/canary_right/", "verifier/canary_wrong/", "verifier/canary_failed/"
 FIRST_S = 60.0
-"""Longest that the first scoring of one canary may take, at set-up."""
+"""Longest time that the first scoring of one canary may take, at set-up, in seconds."""
 SHARE, CREDIT_S = 0.02, 1.0
-"""Largest share of the time since set-up that training may wait for scorings, plus ``CREDIT_S`` seconds. Beyond it no
-scoring begins until the share is below the limit again.
+"""Largest share of the time since set-up that training may wait for scorings, and seconds allowed in addition.
+
+Beyond this limit no scoring begins until the waiting time is below it again.
 """
 MOST = 64
-"""Most canaries, over all functions."""
+"""Largest number of canaries."""
 
 
 class Canary:
-    """An answer that is known to be right or wrong.
+    """An answer that is known to be right or wrong, to test a reward function with.
 
     Parameters
     ----------
     given
-        What the reward function is called with: under TRL ``prompt, completion``, as texts or messages; of a verifier
-        of your own its positional arguments.
+        Positional arguments with which the reward function is called. Under TRL they are ``prompt, completion``, as
+        texts or messages.
     right
-        Whether the answer is right.
+        True if the answer is right, False if it is wrong.
     name
         Name in metrics and findings; by default ``right1``, ``wrong1`` and so on.
     columns
-        Under TRL the columns of the dataset that the reward function reads, of this one answer; of a verifier of your
-        own its keyword arguments.
+        Keyword arguments of the reward function. Under TRL they are the columns of the dataset that it reads, for this
+        one answer.
 
     Raises
     ------
@@ -76,17 +77,22 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """Canaries, and how often they are scored.
+    """Settings of canaries: the answers known to be right or wrong, and how often reward functions score them.
 
     Parameters
     ----------
     answers
         The canaries: at least one, at most 64.
     every
-        Steps between two scorings, an integer >= 1. After a score that changed the next one follows a step later.
+        Steps between two scorings, an integer >= 1. After a score that changed, the next scoring follows a step later.
     wait_s
-        Longest that training waits for a scoring, in seconds, above 0. What is not scored by then counts as failed, and
-        nothing is scored until it ends.
+        Longest time that training waits for a scoring, in seconds, above 0. A canary that has no score by then counts
+        as failed, and no scoring begins until this one ends.
+
+    Raises
+    ------
+    ConfigError
+        For a value out of range, or if two canaries have the same name.
     """
 
     answers: Sequence[Canary]
@@ -110,11 +116,15 @@ class Canaries:
 
     @classmethod
     def of(cls, wish: Sequence[Canary] | Canaries | None) -> Canaries | None:
-        """Return ``wish``, a list with the default settings, or None for None. Raises ``ConfigError``."""
+        """Return ``wish`` as settings: None and ``Canaries`` unchanged, and a list of canaries with the default
+        settings.
+
+        Raises ``ConfigError`` for any other value.
+        """
         return wish if wish is None or isinstance(wish, cls) else cls(wish)  # type: ignore[arg-type]
 
     def named(self) -> Iterator[tuple[str, Canary]]:
-        """Yield each canary with its name."""
+        """Yield each canary as (name, canary); one without a name is named ``right1``, ``wrong1`` and so on."""
         counts = {True: 0, False: 0}
         for one in self.answers:
             counts[one.right] += 1
@@ -122,12 +132,12 @@ class Canaries:
 
 
 Score = Callable[[Canary], Any]
-"""Calls a reward function with one canary; returns one reward, or a list of one."""
+"""Function that calls a reward function with one canary; it returns one reward, or a list of one."""
 
 
 @dataclass(slots=True)
 class _Case:
-    """A canary and a function that scores it."""
+    """A canary and the reward function that scores it."""
 
     function: str
     name: str
@@ -147,7 +157,7 @@ class _Case:
 
 @dataclass(slots=True)
 class _Scoring:
-    """One scoring under way: results by metric, None where a function failed."""
+    """One scoring in progress: results by metric, None where a function failed."""
 
     cases: Sequence[_Case]
     results: dict[str, float | None] = field(default_factory=dict)
@@ -160,19 +170,19 @@ class _Scoring:
 
 
 class CanaryScorer:
-    """Scores canaries by the reward functions of one trainer or loop, every so many steps.
+    """Scorer of canaries (known right and wrong answers) by the reward functions of one trainer or loop, at intervals.
 
     Parameters
     ----------
     wish
-        The canaries.
+        The canaries and how often they are scored.
     functions
-        Name of a reward function -> how to score a canary by it. It is called now, once for each canary.
+        Name of a reward function -> function that scores a canary by it. Each is called now, once for each canary.
 
     Raises
     ------
     ConfigError
-        If a function raises, gives no finite reward to any of the canaries, or does not return.
+        If a function raises or does not return, or if a canary gets no finite reward from any function.
     """
 
     def __init__(self, wish: Canaries, functions: Mapping[str, Score]) -> None:
@@ -192,7 +202,11 @@ class CanaryScorer:
         self._changed = False
 
     def numbers(self, step: int) -> dict[str, float]:
-        """Return the metrics of a scoring if one is due at ``step``, else none. Waits at most ``wait_s``."""
+        """Return the scores of all canaries as metrics if a scoring is due at ``step``, else none.
+
+        The call waits at most ``wait_s`` seconds for functions that run on the background thread. The metrics also hold
+        the share of failed scorings of each reward function.
+        """
         every = 1 if self._changed else self._wish.every
         if self._last is not None and 0 <= step - self._last < every:
             return {}
@@ -231,13 +245,13 @@ class CanaryScorer:
 
 
 def read(result: Any) -> float | None:
-    """Return a finite reward from a number, or a list or array of one; None for anything else."""
+    """Return the finite reward in ``result``, a number, or a list or array of one number; None for anything else."""
     values = values_of(result if isinstance(result, list | tuple) or np.ndim(result) == 1 else [result])
     return values[0] if values is not None and len(values) == 1 and math.isfinite(values[0]) else None
 
 
 def _begins(case: _Case) -> bool:
-    """Score a canary at set-up, where errors may be raised. False if the reward is not finite."""
+    """Score a canary at set-up, where errors may be raised. Return False if the reward is not finite."""
     outcome: list[Any] = []
     errors: list[BaseException] = []
 
@@ -271,7 +285,7 @@ def _begins(case: _Case) -> bool:
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Restore the global random states (Python, NumPy, torch) afterwards."""
+    """Restore the global random states (Python, NumPy, torch) at the end of the ``with`` block."""
     python, numbers, tensors = random.getstate(), np.random.get_state(), RandomState.now()
     try:
         yield

@@ -1,11 +1,11 @@
-"""Effects of commands that outlive the process: saved in checkpoints, restored on a resume.
+"""Effects of commands that must survive a restart: they are saved in checkpoints and restored on a resume.
 
-Trainers rebuild their reference from the model's name at the start and do not save it: without :class:`KeptReference` a
+Trainers rebuild their reference from the model's name at the start and do not save it. Without :class:`KeptReference` a
 resumed run would silently use the old reference again. :class:`KeptSettings` saves settings. A lowered learning rate
 needs neither, because its scale is in the optimizer's state, which trainers save.
 
 A reference lies inside a checkpoint as ``rlwatch_reference/reference.safetensors`` and ``reference.json``, written
-whole or not at all. Checkpoints that hold the same reference share one file.
+completely or not at all. Checkpoints that hold the same reference share one file.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ CUT = "Megatron cuts the reference over ranks, and rlwatch does not gather it; s
 
 
 class KeptReference:
-    """Saves the reference in checkpoints once it was reset, and restores it. One on every rank.
+    """Keeper of the reference model: saves it in checkpoints once it was reset, and restores it on a resume. One on
+    every rank.
 
-    Give :meth:`reset_done` to the handler of resets; call :meth:`save` when a checkpoint has been written and
+    Give :meth:`reset_done` to the handler of resets. Call :meth:`save` when a checkpoint has been written, and
     :meth:`restore` when training begins from one. The first save after a reset writes the weights next to the
     checkpoints (``rlwatch_reference/`` in their parent directory); every checkpoint then shares that file. An error of
     a disk or file becomes one warning and an event, never an exception.
@@ -59,11 +60,11 @@ class KeptReference:
     Parameters
     ----------
     find
-        The models as they are now; see :class:`~rlwatch.integrations.reference.ResetReference`.
+        Returns the current policy and reference; see :class:`~rlwatch.integrations.reference.ResetReference`.
     seam
-        Where events go.
+        Error boundary that leads to the run, which records events.
     writes
-        Whether this process writes the file; the others only provide their shards.
+        Returns True if this process writes the file; the others only provide their shards.
     """
 
     def __init__(self, find: Callable[[], Anchored], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
@@ -76,24 +77,28 @@ class KeptReference:
 
     @property
     def facts(self) -> ReferenceFacts | None:
-        """Return the reset that made the reference; None if it is the one that the trainer built."""
+        """Return facts on the reset that made the current reference; None if it is the one that the trainer built."""
         return self._facts
 
     def reset_done(self, command: Command, report: Mapping[str, JSON], step: int) -> None:
-        """Note that the reference was reset at ``step``; checkpoints include it from now on."""
+        """Note that ``command`` reset the reference at ``step``; checkpoints include the reference from now on.
+
+        ``report`` is the report of the reset, with the ``fingerprint`` of the reference.
+        """
         fingerprint = str(report.get("fingerprint", ""))
         self._facts = ReferenceFacts(step, command.command_id, fingerprint, command.requested_by, command.why)
         self._stored = None
 
     def moved(self) -> None:
-        """Note that the reference changed by other means, so that the written file is outdated."""
+        """Note that the reference changed by other means than a command, so that the written file is outdated."""
         self._stored = None
 
     def save(self, checkpoint: Path, controller: Controller, step: int) -> None:
-        """Add the reference to ``checkpoint``, which has just been written. Every rank calls it.
+        """Add the reference to ``checkpoint``, which has just been written at ``step``. Every rank calls it.
 
-        References of an earlier attempt, of steps undone since, are removed. All ranks know whether a reset is still to
-        be written, so usually they need not communicate; if one is, rank 0 decides when the shards are gathered.
+        References of an earlier attempt, which a resume has undone since, are removed from the checkpoint. All ranks
+        know if a reset is still to be written, so usually they need not communicate. If one is, rank 0 decides when the
+        shards are gathered, through ``controller``.
         """
         parent = checkpoint.parent
         new = self._facts if self._stored is None else None
@@ -117,8 +122,11 @@ class KeptReference:
             self._failed("reference_not_kept", checkpoint, step, f"{type(error).__name__}: {error}")
 
     def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
-        """Restore the reference in ``checkpoint``, if any. Every rank calls it, after the trainer has loaded the policy
-        and built its own reference.
+        """Restore the reference in ``checkpoint``, if there is one. Every rank calls it, when training starts at
+        ``step``.
+
+        Call it after the trainer has loaded the policy and built its own reference. A failure is logged and recorded as
+        an event.
         """
         command, problem = None, None
         try:
@@ -150,9 +158,10 @@ def _reason(result: Result | None) -> str:
 
 
 def why_none(nearby: Mapping[str, ReferenceFacts], step: int) -> str | None:
-    """Explain a checkpoint of ``step`` without a reference by the references of checkpoints ``nearby``.
+    """Return why a checkpoint of ``step`` has no reference, from the references in checkpoints ``nearby`` (name ->
+    facts).
 
-    Returns None if none of them has one.
+    Returns None if no nearby checkpoint has a reference.
     """
     missing = {name: facts for name, facts in nearby.items() if facts.step <= step}
     later = {name: facts for name, facts in nearby.items() if facts.step > step}
@@ -174,7 +183,11 @@ Find = Callable[[], Anchored]
 
 
 class WriteDown:
-    """Gathers the reference shard by shard, and writes it if this process ``writes``."""
+    """Handler of the internal command that writes the reference to disk on all ranks or none.
+
+    ``find`` returns the current policy and reference. The shards are gathered tensor by tensor; ``writes`` returns True
+    on the rank that writes the file.
+    """
 
     kind: str = "keep-reference"
 
@@ -184,7 +197,9 @@ class WriteDown:
         self.written: ReferenceFacts | None = None
 
     def command(self, parent: Path, facts: ReferenceFacts) -> Command:
-        """Return the command to write into ``parent``."""
+        """Return the command to write the reference into the directory ``parent``; ``facts`` describe the reset that
+        made it.
+        """
         return _reference_command(self.kind, parent, facts)
 
     def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
@@ -196,7 +211,7 @@ class WriteDown:
             raise RLWatchError("there is no reference to keep")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Write the reference; a full disk becomes a refusal."""
+        """Write the reference. Raises ``RLWatchError`` if the file cannot be written, for instance on a full disk."""
         gathered: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, tensor in _tensors(self._find()).items():
@@ -213,7 +228,11 @@ class WriteDown:
 
 
 class TakeUp:
-    """Copies a written reference into the one that the trainer built."""
+    """Handler of the internal command that copies a saved reference into the one that the trainer built.
+
+    ``find`` returns the current policy and reference. ``writes`` returns True on the rank that verifies the file's
+    digest.
+    """
 
     kind: str = "restore-reference"
 
@@ -223,11 +242,11 @@ class TakeUp:
         self.facts: ReferenceFacts | None = None
 
     def command(self, checkpoint: Path, facts: ReferenceFacts) -> Command:
-        """Return the command to restore the reference in ``checkpoint``."""
+        """Return the command to restore the reference in ``checkpoint``, which ``facts`` describe."""
         return _reference_command(self.kind, checkpoint, facts)
 
     def check(self, command: Command) -> None:
-        """Raise ``RLWatchError`` if the file is missing, damaged, or of another model."""
+        """Raise ``RLWatchError`` if the saved file is missing, damaged, or of another model."""
         anchored, checkpoint, facts = self._find(), Path(command.args["path"]), _facts(command)
         if self._verifies():
             verify_reference(checkpoint, facts)
@@ -241,7 +260,9 @@ class TakeUp:
             raise RLWatchError(f"the kept reference is of another model: {odd[0]!r} differs")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Copy every tensor into the trainer's reference, in its dtype, device and sharding."""
+        """Copy every saved tensor into the trainer's reference, in its dtype, device and sharding. Returns facts on the
+        reset.
+        """
         anchored, self.facts = self._find(), _facts(command)
         if anchored.adapted and not _tensors(anchored):
             policy: Any = unwrapped(anchored.policy)
@@ -292,7 +313,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFacts:
-    """Facts of a saved reference: the reset that made it, and the size and digest of its file."""
+    """Facts on a saved reference: the reset that made it, the number of its tensors and the digest of its file.
+
+    ``step`` and ``command`` (an id) are those of the reset, ``by`` and ``why`` who requested it and for what reason.
+    """
 
     step: int
     command: str = ""
@@ -305,9 +329,10 @@ class ReferenceFacts:
 
 
 def write_reference(parent: Path, facts: ReferenceFacts, tensors: Mapping[str, Tensor]) -> ReferenceFacts:
-    """Write ``tensors`` (on the CPU, whole) into a directory of ``parent``; returns the facts as written.
+    """Write ``tensors`` (on the CPU, not sharded) as a reference into the directory ``parent``. Return the facts as
+    written.
 
-    Raises ``OSError`` (a full disk), and leaves nothing half-written behind.
+    Raises ``OSError`` (a full disk), and leaves no partial file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -323,9 +348,10 @@ def write_reference(parent: Path, facts: ReferenceFacts, tensors: Mapping[str, T
 
 
 def share_reference(parent: Path, facts: ReferenceFacts, source: Path) -> None:
-    """Put the reference of ``source`` into ``parent``: as a hard link, or as a copy where links are not supported.
+    """Put the reference in the directory ``source`` also into ``parent``: as a hard link, or as a copy where links
+    fail.
 
-    Raises ``OSError`` if it cannot.
+    Raises ``OSError`` if neither is possible.
     """
 
     def fill(directory: Path) -> ReferenceFacts:
@@ -339,12 +365,14 @@ def share_reference(parent: Path, facts: ReferenceFacts, source: Path) -> None:
 
 
 def remove_reference(parent: Path) -> None:
-    """Remove the reference from ``parent``. Files shared with others remain there."""
+    """Remove the saved reference from the directory ``parent``. Other checkpoints that share its file keep it."""
     shutil.rmtree(parent / REFERENCE_DIRECTORY, ignore_errors=True)
 
 
 def read_facts(checkpoint: Path) -> ReferenceFacts | None:
-    """Read the facts of the reference in ``checkpoint``; None if it has none. ``RLWatchError`` if unreadable."""
+    """Return the facts on the reference in ``checkpoint``, or None if it has none. Raises ``RLWatchError`` if they are
+    unreadable.
+    """
     path = checkpoint / REFERENCE_DIRECTORY / FACTS_FILE
     if not (checkpoint / REFERENCE_DIRECTORY).is_dir():
         return None
@@ -361,7 +389,9 @@ def read_facts(checkpoint: Path) -> ReferenceFacts | None:
 
 
 def verify_reference(checkpoint: Path, facts: ReferenceFacts) -> None:
-    """Read the whole file. Raises ``RLWatchError`` if it is not as it was written."""
+    """Read the whole reference file in ``checkpoint``. Raises ``RLWatchError`` if its digest is not the one in
+    ``facts``.
+    """
     path = checkpoint / REFERENCE_DIRECTORY / WEIGHTS_FILE
     try:
         digest = _sha256(path)
@@ -372,7 +402,7 @@ def verify_reference(checkpoint: Path, facts: ReferenceFacts) -> None:
 
 
 def kept_nearby(checkpoint: Path) -> dict[str, ReferenceFacts]:
-    """Return the readable references of checkpoints next to ``checkpoint``, by the checkpoint's name."""
+    """Return facts on the readable references in other checkpoints next to ``checkpoint``, by the checkpoint's name."""
     nearby = {}
     for path in sorted(checkpoint.resolve().parent.glob(f"*/{REFERENCE_DIRECTORY}")):
         try:
@@ -410,13 +440,18 @@ SETTINGS_FILE = "rlwatch_control.json"
 
 
 class KeptHandler(CommandHandler, Protocol):
-    """A handler that changes a setting: ``kept`` are the arguments set last, None if there were none."""
+    """Handler of a command that changes a setting. ``kept`` are the arguments set last, None if no command set any."""
 
     kept: Mapping[str, JSON] | None
 
 
 class KeptSettings:
-    """Saves settings changed by commands in checkpoints, and restores them on a resume. One on every rank."""
+    """Keeper of settings that commands changed: saves them in checkpoints and restores them on a resume. One on every
+    rank.
+
+    ``handlers`` change the settings. ``seam`` is the error boundary that leads to the run. ``writes`` returns True on
+    the rank that writes the file.
+    """
 
     def __init__(self, handlers: Sequence[KeptHandler], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
         self._handlers = {handler.kind: handler for handler in handlers}
@@ -424,7 +459,11 @@ class KeptSettings:
         self._writes = writes
 
     def save(self, checkpoint: Path) -> None:
-        """Save the settings in ``checkpoint``, which has just been written; if there are none, remove older ones."""
+        """Save the changed settings in ``checkpoint``, which has just been written; if there are none, remove an older
+        file.
+
+        An error of the disk becomes a warning.
+        """
         if not self._writes():
             return
         kept = {kind: dict(handler.kept) for kind, handler in self._handlers.items() if handler.kept is not None}
@@ -440,7 +479,11 @@ class KeptSettings:
             logger.warning("rlwatch could not keep %s in %s (training goes on): %s", _names(kept), checkpoint, error)
 
     def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
-        """Restore the settings in ``checkpoint``. Every rank calls it; the settings that rank 0 reads are used."""
+        """Restore the settings saved in ``checkpoint``, when training starts at ``step``.
+
+        Every rank calls it; the settings that rank 0 reads are used on all ranks, through ``controller``. A failure
+        becomes a warning.
+        """
         kept = _read_settings(checkpoint / SETTINGS_FILE)
         for kind, handler in self._handlers.items():
             command = None if kind not in kept else _settings_command(kind, kept[kind], checkpoint)

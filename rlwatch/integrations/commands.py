@@ -1,8 +1,8 @@
-"""Commands, executed in the training thread of every rank, at safe boundaries.
+"""Execution of commands to a live run, in the training thread of every rank, at safe boundaries between steps.
 
 The :class:`Controller` takes the run's commands at safe boundaries and answers each once. Below it are the handlers
-that every trainer shares: pause and resume, ``stop``, ``save-checkpoint``, ``set-kl-coef``. Handlers with a mechanism
-of their own have a module each: :mod:`rlwatch.integrations.reference`,
+that every trainer shares: pause and resume, ``undo``, ``stop``, ``save-checkpoint``, ``set-kl-coef``. Handlers with a
+mechanism of their own have a module each, such as :mod:`rlwatch.integrations.reference` and
 :mod:`rlwatch.integrations.learning_rate`.
 """
 
@@ -39,7 +39,7 @@ BROKEN_OFF = "training was interrupted while it was being carried out"
 RESET = "reset-reference"
 REWARD = "reward/mean"
 KL = "policy/kl_ref_k3"
-"""KL to the reference, nats per token; a reset makes it 0."""
+"""KL divergence of the policy from the reference, nats per token; a reset of the reference makes it 0."""
 ENDS_A_PAUSE = ("resume", "stop")
 OnMetrics = Callable[[Mapping[str, float]], None]
 Work = Callable[[Command], Mapping[str, JSON] | None]
@@ -47,7 +47,10 @@ Work = Callable[[Command], Mapping[str, JSON] | None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcome of a command on this rank: a report, or the reason for a refusal; ``begun``: all ranks started it."""
+    """Outcome of a command on this rank: the report of its handler, or the reason for a refusal.
+
+    ``begun`` is True if all ranks accepted the command and started it.
+    """
 
     report: Mapping[str, JSON] | None = None
     refusal: str | None = None
@@ -56,52 +59,62 @@ class Result:
 
 @runtime_checkable
 class Timed(Protocol):
-    """A handler whose commands may have a time limit."""
+    """Handler of commands that may have a limit, such as a step, at which another command has to end their effect."""
 
     def due(self, step: int) -> Command | None:
-        """Return the command to execute now because a limit was reached; called at every boundary, used on rank 0."""
+        """Return the command to execute after ``step`` because a limit was reached, else None.
+
+        Every rank calls it at every boundary; rank 0's result is executed.
+        """
         ...
 
 
 @runtime_checkable
 class Settled(Protocol):
-    """A handler that is notified of a command's outcome on all ranks, so that it can undo one that failed elsewhere."""
+    """Handler that learns the outcome of a command on all ranks, so that it can undo one that failed on another
+    rank.
+    """
 
     def settled(self, command: Command, refusal: str | None) -> None:
-        """Keep the effect of ``command`` if all ranks executed it (None); undo it if one refused or failed."""
+        """Keep the effect of ``command`` if all ranks executed it (``refusal`` is None); undo it if a rank refused or
+        failed.
+        """
         ...
 
 
 @runtime_checkable
 class Resolving(Protocol):
-    """A handler of commands with arguments that only rank 0 can resolve."""
+    """Handler of commands with arguments that only rank 0 can resolve, such as "the last good snapshot"."""
 
     def resolved(self, command: Command) -> Command:
-        """Return ``command`` with resolved arguments. Called on rank 0, before it is shared."""
+        """Return ``command`` with its arguments resolved. Rank 0 calls it before it shares the command with other
+        ranks.
+        """
         ...
 
 
 class Controller:
-    """Takes the run's commands at safe boundaries and answers every one of them, once.
+    """Executor of the run's commands at safe boundaries, which answers every command exactly once.
 
-    Every rank makes one at set-up and calls :meth:`obey` at the same boundaries. Pause and resume work in every
+    Every rank makes one at set-up and calls :meth:`obey` at the same boundaries. Pause, resume and undo work in every
     trainer and need no handler.
 
     Parameters
     ----------
     seam
-        Error boundary of the run: gives access to it and contains rlwatch's own errors.
+        Error boundary of the run: leads to the run, and contains rlwatch's own errors.
     handlers
-        One for each kind of command that this trainer supports.
+        One handler for each kind of command that this trainer supports.
     ranks
-        The other ranks: all execute a command, or none.
+        The ranks of the run: all execute a command, or none. None: one process.
     latest
-        The metrics measured last, by canonical name; ``policy/kl_ref_k3`` is recorded with a reset.
-    measured
-        For a trainer whose step is measured after its boundary: given a step, calls back with its metrics once they are
-        known, or with none. A reset is recorded then.
+        Returns the metrics measured last, by canonical name; ``policy/kl_ref_k3`` is recorded with a reset of the
+        reference.
     hold
-        Waits while training is paused.
+        State of a pause, which also waits while training is paused.
+    measured
+        For a trainer whose step is measured after its boundary: receives a step and a callback, and calls it with the
+        metrics of that step once they are known, or with none. A reset of the reference is recorded then.
     """
 
     def __init__(
@@ -126,11 +139,11 @@ class Controller:
         self._course: RescueCourse | None = None
 
     def obey(self, step: int) -> None:
-        """Execute waiting commands after ``step``; while training is paused, wait for more.
+        """Execute the waiting commands after ``step``. While training is paused, wait for more.
 
-        Without commands it only checks a queue in memory, with any number of ranks: no rank is notified or waited for.
-        With commands all ranks meet, here or, if one has passed this boundary already, at the next one that none has
-        passed.
+        Without commands the call only checks a queue in memory, with any number of ranks: no rank is notified or waited
+        for. With commands all ranks meet at this boundary. If a rank has passed it already, they meet at the next one
+        that no rank has passed.
         """
         try:
             while True:
@@ -146,9 +159,10 @@ class Controller:
             self._ranks.leave()
 
     def order(self, handler: CommandHandler, command: Command | None, step: int) -> Result | None:  # noqa: ARG002
-        """Execute on every rank a command that rank 0 decided on; None if it decided on none.
+        """Execute ``command`` of rank 0 with ``handler`` on every rank. Return the result, or None if rank 0 passed
+        None.
 
-        Every rank calls it at the same place; the ``command`` of rank 0 is used.
+        Every rank calls it at the same place, for instance when training starts; commands of other ranks are ignored.
         """
         result = None
         try:
@@ -342,11 +356,14 @@ def _answer(command: Command, report: Mapping[str, JSON], before: Mapping[str, f
 ROUND_S = 0.5
 """Seconds that a paused trainer waits between two polls for commands."""
 GRACE_S = 30.0
-"""Seconds after the planned end of a pause at which a rank without contact continues by itself."""
+"""Seconds after the planned end of a pause at which a rank without contact to rank 0 continues by itself."""
 
 
 class PauseState:
-    """State of a pause: its start and latest end. One for each rank."""
+    """State of a pause of training on one rank: its start and its latest end.
+
+    ``clock`` and ``sleep`` replace the system's clock and ``time.sleep`` in tests.
+    """
 
     def __init__(self, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._clock = clock or SystemClock()
@@ -356,50 +373,50 @@ class PauseState:
 
     @property
     def on(self) -> bool:
-        """Return True while training waits."""
+        """Return True while training is paused."""
         return self._since is not None
 
     @property
     def expired(self) -> bool:
-        """Return True once the time limit has passed; rank 0 then resumes all ranks."""
+        """Return True once the time limit of the pause has passed; rank 0 then resumes all ranks."""
         return self.on and self._clock.monotonic() >= self._until
 
     @property
     def forsaken(self) -> bool:
-        """Return True if the pause should have ended long ago: rank 0 is gone or unreachable."""
+        """Return True if the pause should have ended ``GRACE_S`` ago, so that rank 0 must be gone or unreachable."""
         return self.on and self._clock.monotonic() >= self._until + GRACE_S
 
     def begin(self, minutes: float) -> None:
-        """Hold for at most ``minutes`` from now."""
+        """Begin a pause of at most ``minutes`` from now."""
         self._since = self._clock.monotonic()
         self._until = self._since + 60.0 * minutes
 
     def end(self) -> float:
-        """End the pause; returns its seconds, 0 if there was none."""
+        """End the pause and return how many seconds it lasted, 0 if there was none."""
         held = 0.0 if self._since is None else self._clock.monotonic() - self._since
         self._since = None
         return held
 
     def wait(self) -> None:
-        """Wait for one polling interval."""
+        """Sleep for one polling interval (``ROUND_S`` seconds)."""
         self._sleep(ROUND_S)
 
 
 @dataclass(slots=True)
 class PauseCommand:
-    """Handles ``pause`` with ``{"minutes": at most}``. The controller does the waiting."""
+    """Handler of the command ``pause`` with ``{"minutes": m}``, the longest pause. The controller does the waiting."""
 
     hold: PauseState
     kind: str = "pause"
 
     def check(self, command: Command) -> None:
-        """Refuse a second pause."""
+        """Raise ``RLWatchError`` if training is paused already."""
         COMMAND_KINDS[self.kind].read(command.args)
         if self.hold.on:
             raise RLWatchError("training is paused already")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Start the pause."""
+        """Begin the pause and return a report with the ``minutes`` and a ``summary``."""
         minutes = float(COMMAND_KINDS[self.kind].read(command.args)["minutes"])
         self.hold.begin(minutes)
         return {"minutes": minutes, "summary": f"paused for at most {minutes:g} minutes; resume or stop ends it"}
@@ -407,40 +424,40 @@ class PauseCommand:
 
 @dataclass(slots=True)
 class Resume:
-    """Handles ``resume``."""
+    """Handler of the command ``resume``, which ends a pause of training."""
 
     hold: PauseState
     kind: str = "resume"
 
     def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
-        """Refuse if training is not paused."""
+        """Raise ``RLWatchError`` if training is not paused."""
         if not self.hold.on:
             raise RLWatchError("training is not paused")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
-        """End the pause."""
+        """End the pause and return a report with the seconds that it lasted (``held_s``) and a ``summary``."""
         held = round(self.hold.end(), 1)
         return {"held_s": held, "summary": f"resumed after {held:g} s"}
 
 
 def time_is_up() -> Command:
-    """Return the ``resume`` that rank 0 sends to all ranks when a pause has reached its limit."""
+    """Return the ``resume`` command that rank 0 sends to all ranks when a pause has reached its time limit."""
     return Command(uuid.uuid4().hex[:16], "", "resume", requested_by="rlwatch", why="the pause reached its time limit")
 
 
 # Undoing the last command.
 
 UNDO_MINUTES = 60.0
-"""Minutes for which a command can be undone."""
+"""Minutes after a command during which it can be undone."""
 PASSING = frozenset({"pause", "resume", "save-checkpoint", "sync-weights", TAKE_SNAPSHOT})
-"""Commands that cannot be undone and do not prevent undoing an earlier one."""
+"""Kinds of commands that cannot be undone, and that do not prevent undoing an earlier command."""
 
 
 class UndoLast:
-    """Handles ``undo``: executes the command that undoes the last one.
+    """Handler of the command ``undo``: it executes the command that reverts the last one.
 
-    A handler reports that command under ``undo``, with its ``kind`` and ``args``. An undone command cannot be undone
-    again.
+    The handler of a command reports the command that reverts it under ``undo``, with its ``kind`` and ``args``. An
+    undone command cannot be undone again. ``handler`` returns the handler of a kind of command, or None.
     """
 
     kind: str = UNDO_LAST
@@ -454,7 +471,7 @@ class UndoLast:
         self._done_by: tuple[CommandHandler, Command] | None = None
 
     def done(self, command: Command, report: Mapping[str, JSON]) -> None:
-        """Remember an executed command and the command that undoes it."""
+        """Remember ``command``, which was executed, and the command in its ``report`` that reverts it."""
         if command.kind in PASSING:
             return
         self._last, self._back, self._at = command, None, self._clock.monotonic()
@@ -470,12 +487,16 @@ class UndoLast:
         )
 
     def check(self, command: Command) -> None:
-        """Refuse if there is nothing to undo, or if the undoing command is vetoed."""
+        """Raise ``RLWatchError`` if there is nothing to undo, if it is too old, or if the command that reverts it is
+        refused.
+        """
         handler, back = self._found()
         handler.check(replace(back, force=command.force))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Undo the last command; returns its handler's report, and its kind as ``undid``."""
+        """Execute the command that reverts the last one. Return its handler's report, with the kind of the undone
+        command as ``undid``.
+        """
         handler, found = self._found()
         back = replace(found, force=command.force)
         undid = "" if self._last is None else self._last.kind
@@ -484,7 +505,9 @@ class UndoLast:
         return {**report, "undid": undid, "summary": f"{undid} taken back: {report.get('summary', 'done')}"}
 
     def settled(self, command: Command, refusal: str | None) -> None:  # noqa: ARG002  (the signature of the port)
-        """Notify the handler that undid the command."""
+        """Pass the outcome on all ranks (``refusal``, None for success) to the handler that executed the reverting
+        command.
+        """
         done_by, self._done_by = self._done_by, None
         if done_by is not None and isinstance(done_by[0], Settled):
             done_by[0].settled(done_by[1], refusal)
@@ -504,10 +527,11 @@ class UndoLast:
 
 
 class Stop:
-    """Handles ``stop`` with ``{"save": "yes" | "no"}``. Never vetoed: a person may always stop.
+    """Handler of the command ``stop`` with ``{"save": "yes" | "no"}``. It is never vetoed: a person may always stop a
+    run.
 
-    ``end`` makes the trainer end at this step, after a checkpoint if it gets True, and returns a message; it raises
-    ``RLWatchError`` if the trainer cannot.
+    ``end`` makes the trainer end after this step, with a checkpoint if its argument is True, and returns a message. It
+    raises ``RLWatchError`` if the trainer cannot.
     """
 
     kind: str = "stop"
@@ -516,11 +540,11 @@ class Stop:
         self._end = end
 
     def check(self, command: Command) -> None:
-        """Read the arguments."""
+        """Raise ``ConfigError`` if the command's arguments are not valid."""
         COMMAND_KINDS[self.kind].read(command.args)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Stop the training."""
+        """Stop the training and return a report with a ``summary``."""
         saved = COMMAND_KINDS[self.kind].read(command.args)["save"]
         return {"save": saved, "summary": self._end(saved == "yes")}
 
@@ -529,16 +553,17 @@ class Stop:
 
 
 class SaveCheckpoint:
-    """Handles ``save-checkpoint``.
+    """Handler of the command ``save-checkpoint``.
 
     Parameters
     ----------
     save
-        Saves, or makes the trainer save; returns a message, e.g. the path.
+        Saves a checkpoint, or makes the trainer save one; returns a message, e.g. the path.
     kept
-        Returns how many checkpoints the trainer keeps, None for all. Raises ``RLWatchError`` if it cannot save.
+        Returns how many checkpoints the trainer keeps, None for all. Raises ``RLWatchError`` if the trainer cannot
+        save.
     seam
-        Gives access to the run's health, for the veto during a collapse.
+        Error boundary that leads to the run and its health. While the run collapses, a save may be vetoed.
     """
 
     kind: str = "save-checkpoint"
@@ -549,14 +574,16 @@ class SaveCheckpoint:
         self._seam = seam
 
     def check(self, command: Command) -> None:
-        """Refuse if a save would delete an older checkpoint while the run collapses."""
+        """Raise ``RLWatchError`` if a save would delete an older checkpoint while the run collapses, unless ``command``
+        is forced.
+        """
         kept, run = self._kept(), self._seam.run
         veto = None if run is None else veto_save_checkpoint(run.health(), kept=kept, force=command.force)
         if veto is not None:
             raise RLWatchError(veto)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
-        """Save a checkpoint."""
+        """Save a checkpoint and return a report with a ``summary``."""
         return {"summary": self._save()}
 
 
@@ -564,7 +591,7 @@ class SaveCheckpoint:
 
 
 class SetKLCoef:
-    """Handles ``set-kl-coef`` with ``{"value": >= 0}``.
+    """Handler of the command ``set-kl-coef`` with ``{"value": v}``, v >= 0: change the coefficient of the KL term.
 
     Parameters
     ----------
@@ -573,9 +600,9 @@ class SetKLCoef:
     write
         Sets the coefficient, which the trainer uses from then on.
     seam
-        Gives access to the run's health, for the veto during a collapse.
+        Error boundary that leads to the run and its health. While the run collapses, a lower coefficient is vetoed.
 
-    ``kept`` is the value set last; None while the trainer's own configuration is in force.
+    ``kept`` is the value set last, as ``{"value": v}``; None while the trainer's own configuration is in force.
     """
 
     kind: str = "set-kl-coef"
@@ -587,14 +614,18 @@ class SetKLCoef:
         self.kept: Mapping[str, JSON] | None = None
 
     def check(self, command: Command) -> None:
-        """Refuse if there is no coefficient, or if lowering it would weaken the KL penalty during a collapse."""
+        """Raise ``RLWatchError`` if there is no KL coefficient, or if the new one would weaken the KL penalty during a
+        collapse.
+        """
         new, old, run = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read(), self._seam.run
         veto = None if run is None else veto_set_kl_coef(run.health(), old=old, new=new, force=command.force)
         if veto is not None:
             raise RLWatchError(veto)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Set the coefficient; returns the value before and after."""
+        """Set the coefficient. Return a report with the value ``before`` and ``after`` and the command that reverts the
+        change.
+        """
         new, old = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read()
         self._write(new)
         self.kept = {"value": new}

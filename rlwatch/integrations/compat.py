@@ -1,7 +1,7 @@
-"""Import hooks for other libraries, and checks of the parts that a trainer must have to be instrumented.
+"""Import hooks for other libraries, and checks that a trainer has the parts that rlwatch needs.
 
-Methods are checked by the parameters that rlwatch uses, settings by their path, never by a version number, which does
-not prove that a part exists. Imports neither torch nor a trainer.
+Methods are checked by the parameters that rlwatch uses, settings by their path. Version numbers are not compared,
+because they do not prove that a part exists. Imports neither torch nor a trainer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import Any
 from typing_extensions import override
 
 Needs = Mapping[str, Sequence[str]]
-"""Methods, and the parameters that they must have."""
+"""Names of methods -> the parameters that each must have."""
 
 
 def lacking(holder: Any, needs: Needs) -> str | None:
-    """Describe the method of ``needs`` that ``holder`` (a class or an instance) lacks; None if it has all."""
+    """Return a description of the first method in ``needs`` that ``holder`` (a class or an instance) lacks; None if it
+    has all.
+    """
     kind = holder if isinstance(holder, type) else type(holder)
     for method, parameters in needs.items():
         member = getattr(holder, method, None)
@@ -37,7 +39,7 @@ def lacking(holder: Any, needs: Needs) -> str | None:
 
 
 def missing_parameter(function: Callable[..., Any], parameters: Iterable[str]) -> str | None:
-    """Return the first of ``parameters`` that ``function`` does not take; None if it takes all, or any keywords."""
+    """Return the first of ``parameters`` that ``function`` does not accept; None if it accepts all, or any keyword."""
     try:
         known = inspect.signature(function).parameters
     except (TypeError, ValueError):  # compiled, without a signature
@@ -48,7 +50,9 @@ def missing_parameter(function: Callable[..., Any], parameters: Iterable[str]) -
 
 
 def lacking_settings(settings: Any, paths: Iterable[str]) -> str | None:
-    """Describe the dotted path of attributes that ``settings`` lacks; None if it has all."""
+    """Return a description of the first dotted path of attributes that ``settings`` lacks; None if it has all
+    ``paths``.
+    """
     for path in paths:
         here = settings
         for name in path.split("."):
@@ -59,7 +63,7 @@ def lacking_settings(settings: Any, paths: Iterable[str]) -> str | None:
 
 
 def installed(distribution: str) -> str:
-    """Return the installed version of ``distribution``, or ``""``; for messages only, never for decisions."""
+    """Return the installed version of ``distribution``, or ``""``. For messages only, never for decisions."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -70,7 +74,9 @@ def installed(distribution: str) -> str:
 
 
 def vocab_size_of(model: Any) -> int | None:
-    """Return the size of the softmax, whose logarithm bounds the entropy. None if the model does not have it."""
+    """Return the vocabulary size of ``model``, whose logarithm bounds the entropy; None if the model's config has
+    none.
+    """
     described = getattr(model, "config", None)
     if described is None:
         return None
@@ -85,14 +91,16 @@ Then = Callable[[ModuleType], None]
 
 
 class AfterImport(MetaPathFinder):
-    """Calls the functions registered for a module after its import; they must not raise."""
+    """Import hook that calls the function registered for a module right after its import. The functions must not
+    raise.
+    """
 
     def __init__(self) -> None:
         self._then: dict[str, Then] = {}
         self._looking = threading.local()
 
     def register(self, module: str, then: Then) -> None:
-        """Call ``then(module)`` after ``module`` is imported, or now if it is already."""
+        """Call ``then(module)`` after the module named ``module`` is imported, or now if it is imported already."""
         loaded = sys.modules.get(module)
         if loaded is not None and not _being_imported(loaded):
             then(loaded)
@@ -105,7 +113,10 @@ class AfterImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the other finders, with a loader that calls the registered functions."""
+        """Return the spec that other finders have for ``fullname``, with a loader that calls the registered function.
+
+        None for a module without a registered function; Python then asks the other finders.
+        """
         if fullname not in self._then or getattr(self._looking, "on", False):
             return None
         self._looking.on = True

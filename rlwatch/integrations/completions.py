@@ -1,4 +1,6 @@
-"""Completions kept as text: a few, chosen deterministically, truncated, and within a budget."""
+"""Sampling of completions to record as text: a few of each generation, chosen deterministically, truncated, within a
+budget.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +26,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlwatch")
 
 MEASURED = 4
-"""Completions measured for a report on text."""
+"""Number of completions of a generation whose text is measured for one report."""
 FLOATS = ("reward", "advantage", "kl", "repetition")
-"""Columns of floats, even if all values are integers."""
+"""Columns that are stored as floats, even if all their values are integers."""
 FOLLOWED = 16
-"""Most prompts that are followed: kept again whenever they recur."""
+"""Largest number of prompts that are followed, whose completions are kept again whenever the prompt recurs."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepCompletions:
-    """Limits on the text that leaves the trainer.
+    """Limits on the completions that are recorded as text.
 
     Parameters
     ----------
     every
-        Steps between two samples: a generation is sampled if this many steps have passed since the last one. A prompt
-        of an early sample is kept again when it comes back, whenever that is, so that its answers can be compared.
+        Steps between two samples. A generation is sampled if this many steps have passed since the last sample. A
+        prompt of an early sample is kept again whenever it recurs, so that its answers can be compared.
     rows
-        Completions a sample keeps at most.
+        Largest number of completions in one sample.
     max_chars
-        Longest prompt and longest completion kept, in characters: of a longer one the beginning and the end.
+        Longest prompt and longest completion that is kept whole, in characters. Of a longer one the beginning and the
+        end are kept.
     budget_mb
-        Text of one process in all, in megabytes of UTF-8. ``every`` grows fourfold whenever half of what was left is
-        spent, so that a long run is sampled to its end; what was left out for that is counted.
+        Text that one process may record in all, in megabytes of UTF-8. ``every`` grows fourfold whenever half of the
+        remaining budget is spent, so that a long run is sampled to its end. Completions left out for that reason are
+        counted.
+
+    Raises
+    ------
+    ConfigError
+        For a value out of range.
     """
 
     every: int = 10
@@ -62,7 +71,11 @@ class KeepCompletions:
 
     @classmethod
     def of(cls, wish: bool | KeepCompletions) -> KeepCompletions | None:
-        """Return None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` otherwise."""
+        """Return the limits for ``wish``: None for False, the defaults for True, and ``KeepCompletions`` objects
+        unchanged.
+
+        Raises ``ConfigError`` for any other value.
+        """
         if isinstance(wish, cls):
             return wish
         if isinstance(wish, bool):
@@ -72,15 +85,16 @@ class KeepCompletions:
 
 Values = Sequence[float] | Sequence[str]
 Lazy = Callable[[Sequence[int]], Values]
-"""Returns the values of some rows; called only for rows that are kept."""
+"""Function that returns the values of a column for the given row indices; it is called only for rows that are kept."""
 IdsOf = Callable[[int], Sequence[int] | None]
-"""Returns the token ids of a completion by its row, or None if they are unknown."""
+"""Function that returns the token ids of a completion, given its row index, or None if the ids are unknown."""
 
 
 class CompletionSampler:
-    """Makes a :class:`~rlwatch.records.CompletionBatch` of a generation whenever a sample is due.
+    """Sampler that makes a :class:`~rlwatch.records.CompletionBatch` of a generation whenever a sample is due.
 
-    ``left_out`` counts completions dropped because of the budget.
+    ``keep`` has the limits, ``rank`` is stored in each batch. ``left_out`` counts completions dropped because of the
+    budget.
     """
 
     def __init__(self, keep: KeepCompletions, rank: int = 0) -> None:
@@ -100,11 +114,17 @@ class CompletionSampler:
         return self._keep.every * 4.0 ** math.floor(math.log2(self._budget / self._bytes_left))
 
     def due(self, step: int) -> bool:
-        """Return True if the generation for ``step`` should be sampled, also for a step before the last (a resume)."""
+        """Return True if the generation for ``step`` should be sampled. A step before the last sample (after a resume)
+        is due.
+        """
         return self._bytes_left > 0 and _passed(self._last, step, self.every)
 
     def wants(self, step: int, prompt_ids: Callable[[], Sequence[str]]) -> bool:
-        """Return True if the generation for ``step`` has rows to keep: a sample is due, or it has a followed prompt."""
+        """Return True if the generation for ``step`` has completions to keep: a sample is due, or a followed prompt
+        recurs.
+
+        ``prompt_ids`` returns the ids of the generation's prompts; it is called only if prompts are followed.
+        """
         due = self.due(step)
         if _passed(self._last_by_settings, step, self._keep.every):
             self._last_by_settings = step
@@ -122,11 +142,12 @@ class CompletionSampler:
         ids: IdsOf | None = None,
         prompt_ids: Sequence[str] = (),
     ) -> CompletionBatch | None:
-        """Sample the generation that ``step`` trains on; None if there is nothing to keep.
+        """Return a sample of the generation that ``step`` trains on, or None if there is nothing to keep.
 
-        ``columns`` are further values, one a completion; ``reward`` and ``length`` among them decide which are kept.
-        Columns of another length than ``completions`` are left out, because their values cannot be matched to
-        completions. ``prompt_ids`` name the prompts, by default by a hash of their text.
+        ``prompts`` and ``completions`` are texts, one for each completion. ``columns`` are further values, one for each
+        completion; ``reward`` and ``length`` among them decide which completions are kept. A column of another length
+        than ``completions`` is left out, because its values cannot be matched to completions. ``ids`` returns the token
+        ids of a completion. ``prompt_ids`` name the prompts, by default by a hash of their text.
         """
         rows = min(len(prompts), len(completions))
         given = {name: values for name, values in columns.items() if callable(values) or len(values) == rows}
@@ -184,10 +205,11 @@ class CompletionSampler:
 
 
 class SampledText:
-    """Text of generations: a few completions are kept, if enabled, and a few measured on a background thread.
+    """Text of generations: a few completions are kept as text, and a few are measured on a background thread.
 
-    ``keep``: how much may be stored (None: none). ``measure``: whether text is measured, including whether ids survive
-    decoding and encoding by the ``tokenizer``, which is copied because threads must not share one.
+    ``keep`` has the limits of kept text (None: no text is kept). ``measure`` switches the measurement on, which
+    includes whether token ids survive decoding and encoding by the ``tokenizer``. The tokenizer is copied, because
+    threads must not share one. ``rank`` is stored with kept text.
     """
 
     def __init__(
@@ -197,11 +219,13 @@ class SampledText:
         self.probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
 
     def take(self, *, wait: bool = False) -> Mapping[str, float]:
-        """Return the report on text if one is ready; ``wait``: wait for one in progress."""
+        """Return the metrics of the last measurement of text if one is ready, else none. ``wait``: wait for one in
+        progress.
+        """
         return {} if self.probe is None else self.probe.take(wait=wait)
 
     def close(self) -> None:
-        """Stop measuring."""
+        """Stop the background thread that measures text."""
         if self.probe is not None:
             self.probe.close()
 
@@ -226,7 +250,7 @@ class SampledText:
 
 
 def spread(rows: int) -> list[int]:
-    """Return the rows to measure of a generation of ``rows``, evenly spread.
+    """Return the indices of the completions to measure in a generation of ``rows`` completions, evenly spread.
 
     >>> spread(10), spread(2)
     ([0, 2, 5, 7], [0, 1])
@@ -243,8 +267,10 @@ def choose(
     lengths: Sequence[float] | None = None,
     wanted: Sequence[int] = (),
 ) -> list[int]:
-    """Return at most ``most`` of ``rows`` indices, ascending: those with a NaN reward, the best, the worst, the
-    longest, those ``wanted``, and the others spread evenly.
+    """Return at most ``most`` of ``rows`` row indices, ascending. Chosen first are rows with a NaN reward, then the
+    best and the worst reward, the longest row, the rows in ``wanted``, and last rows that are spread evenly.
+
+    ``rewards`` and ``lengths`` have one value for each row, or are None.
 
     >>> choose([0.1, 0.9, 0.4, 0.2, 0.3], 5, 3)
     [0, 1, 3]
@@ -280,7 +306,8 @@ def _ends(rows: Sequence[int], names: Sequence[str], rewards: Sequence[float] | 
 
 
 def prompt_id(prompt: str | bytes) -> str:
-    """Return the id of a prompt, the same in every run and process; empty for an empty prompt.
+    """Return the id of a prompt, a hash of its text that is the same in every run and process; empty for an empty
+    prompt.
 
     >>> prompt_id("1+1="), prompt_id("")
     ('56a54d937498', '')
@@ -294,9 +321,9 @@ _BASE = 2**21
 
 
 def repetition(ids: Sequence[int]) -> float:
-    """Return the share of repeated token trigrams: 0 without repetition, near 1 in a loop.
+    """Return the share of token trigrams in ``ids`` that repeat an earlier one: 0 without repetition, near 1 in a loop.
 
-    1 - distinct-3, as ``text/repetition`` is of all responses together.
+    The value is 1 - distinct-3. The metric ``text/repetition`` is the same for all responses together.
 
     >>> round(repetition([1, 2, 3, 1, 2, 3, 4]), 3), repetition([5] * 102), repetition([])
     (0.2, 0.99, 0.0)

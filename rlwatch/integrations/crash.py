@@ -1,4 +1,6 @@
-"""The cause of a training's end, as the body of an ``exception`` event, and the crash of a run over Ray."""
+"""Facts about the exception that ended a training, for an ``exception`` event, and the recording of a crash under
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ _LINES = 30
 
 
 def cause_of(error: BaseException) -> dict[str, str]:
-    """Return the error, its location and the end of its traceback, as far as available. Raises nothing."""
+    """Return text on ``error``: its message, its type, its location and the last lines of its traceback.
+
+    Raises nothing; a part that cannot be read is empty.
+    """
     cause = {"error": reason_of(error), "type": type(error).__name__, "where": "", "traceback": ""}
     with Contained(lambda _error: None):  # its attributes and sources may be user code that raises
         frames = traceback.extract_tb(error.__traceback__)
@@ -28,7 +33,7 @@ def cause_of(error: BaseException) -> dict[str, str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error in one line."""
+    """Return ``error`` as one line of text, at most 500 characters."""
     return described(error, 500)
 
 
@@ -39,9 +44,10 @@ DEADLINE_S = 10.0
 
 
 def record_crash(run: Run, seam: ErrorBoundary, error: BaseException, step: int | None) -> None:
-    """Record ``error`` as the end of ``run``, after ``step``.
+    """Record ``error`` as the end of ``run``, after ``step``, and finish the run as crashed.
 
-    Ray wraps errors of workers: the wrapped error is recorded, with the traceback of both.
+    Ray wraps errors of workers. The wrapped error is recorded, with the traceback of both. ``seam`` is the error
+    boundary that contains errors of the recording itself.
     """
     inside = seam.attempt("cause of an error", getattr, error, "cause", None)
     cause = inside if isinstance(inside, BaseException) else error

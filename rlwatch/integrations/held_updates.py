@@ -1,8 +1,8 @@
-"""Batches and updates that change nothing: ``hold`` and ``skip-step``.
+"""Commands that let a trainer step without changing the weights: ``hold`` and ``skip-step``.
 
-Both drop the gradients when an optimizer begins its step. Optimizers of torch leave a parameter without a gradient
-alone, its moments and its weight decay included: so weights and optimizer stay as they are, bit for bit, and nothing
-has to be restored afterwards. The trainer samples, measures, logs and counts its steps as ever.
+Handlers of these commands drop the gradients when an optimizer begins its step. An optimizer of torch does not touch a
+parameter without a gradient, and applies no weight decay to it. So weights and optimizer state stay as they are, bit
+for bit, and nothing has to be restored afterwards. The trainer samples, measures, logs and counts its steps as before.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ REWARD = "reward/mean"
 NO_OPTIMIZER = "there is no optimizer whose step could be left out"
 NONFINITE = "nonfinite"
 FEW = 3
-"""Rewards at the beginning and at the end of a hold in its answer; the event has all of them."""
+"""Number of rewards at the beginning and at the end of a hold that the answer to its command shows; the event has
+all.
+"""
 
 
 class GradientDrop:
-    """Drops the gradients of optimizers at the beginning of their steps if ``wanted`` returns True."""
+    """Hook that drops the gradients of optimizers at the beginning of a step, so that the step changes nothing.
+
+    ``seam`` is the error boundary around the hook, ``what`` names the hook in error messages. ``wanted`` receives an
+    optimizer at its step and returns True if its gradients are to be dropped.
+    """
 
     def __init__(self, seam: ErrorBoundary, what: str, wanted: Callable[[Optimizer], bool]) -> None:
         self._seam = seam
@@ -39,13 +45,13 @@ class GradientDrop:
         self._hooks: list[Any] = []
 
     def begin(self, optimizers: Sequence[Optimizer]) -> None:
-        """Start dropping gradients."""
+        """Install the hook on ``optimizers``, in place of hooks installed before."""
         self.end()
         hook = self._seam.hook(self._what, lambda optimizer, *_: self._look(optimizer))
         self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in optimizers]
 
     def end(self) -> None:
-        """Let the optimizers step again."""
+        """Remove the hook, so that the optimizers change the weights again."""
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -57,7 +63,10 @@ class GradientDrop:
 
 
 def steppable(optimizers: Sequence[Any]) -> list[Optimizer]:
-    """Return the torch optimizers inside wrappers. Raises ``RLWatchError`` if there is none, or one is another's."""
+    """Return the torch optimizers inside the wrappers in ``optimizers``.
+
+    Raises ``RLWatchError`` if there is none, or if one is not a ``torch.optim.Optimizer``.
+    """
     inner = [inner_optimizer(one) for one in optimizers]
     if not inner:
         raise RLWatchError(NO_OPTIMIZER)
@@ -69,19 +78,22 @@ def steppable(optimizers: Sequence[Any]) -> list[Optimizer]:
 
 
 class Hold:
-    """Handles ``hold`` with ``{"batches": n}``; 0 ends it.
+    """Handler of the command ``hold``: sample a number of batches with unchanged weights.
 
-    A batch is what is sampled between two boundaries. At its end the answer's event holds the reward of each:
-    if it comes back with restored weights, the fault was in the policy; if not, it lies outside.
+    Its argument is ``{"batches": n}``; 0 ends a hold. A batch is what is sampled between two safe boundaries. At the
+    end the event of the command holds the mean reward of each batch. If rewards recover after weights were restored,
+    the fault was in the policy. If they do not, the fault lies outside it.
 
     Parameters
     ----------
     find
-        The optimizers now.
+        Returns the current optimizers.
+    seam
+        Error boundary around the hook that drops gradients.
     step
-        The step that has ended.
+        Returns the number of the optimizer step that has ended.
     latest
-        The metrics measured last.
+        Returns the metrics measured last, by canonical name; ``reward/mean`` is read.
     """
 
     kind: str = "hold"
@@ -103,14 +115,14 @@ class Hold:
         self._rewards: list[float] = []
 
     def check(self, command: Command) -> None:
-        """Refuse if no optimizer can be held, or an end if nothing is held."""
+        """Raise ``RLWatchError`` if an optimizer cannot be held, or if ``command`` ends a hold and none is active."""
         batches = COMMAND_KINDS[self.kind].read(command.args)["batches"]
         steppable(self._find())
         if not batches and not self._batches:
             raise RLWatchError("no batch is held")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Begin, or end."""
+        """Begin a hold, or end it if ``command`` asks for 0 batches. Returns the report with a ``summary``."""
         batches = int(COMMAND_KINDS[self.kind].read(command.args)["batches"])
         if not batches:
             return self._ended()
@@ -122,7 +134,9 @@ class Hold:
         return {"batches": batches, "summary": summary, "undo": {"kind": self.kind, "args": {"batches": 0}}}
 
     def due(self, step: int) -> Command | None:
-        """Return the command that ends the hold, once its batches were sampled."""
+        """Return the command that ends the hold if its batches were sampled by ``step``, else None. Call it at each
+        boundary.
+        """
         if not self._batches or step == self._boundary:
             return None
         self._seen, self._boundary = self._seen + 1, step
@@ -145,7 +159,12 @@ class Hold:
 
 
 class SkipStep:
-    """Handles ``skip-step`` with ``{"steps": n, "when": "always" | "nonfinite"}``; 0 steps end it."""
+    """Handler of the command ``skip-step``: leave out the next optimizer steps.
+
+    Its arguments are ``{"steps": n, "when": "always" | "nonfinite"}``. With ``nonfinite`` only steps with a NaN or
+    infinite gradient are left out. 0 steps end the skipping. ``find`` returns the current optimizers, ``seam`` is the
+    error boundary around the hook that drops gradients.
+    """
 
     kind: str = "skip-step"
 
@@ -158,7 +177,12 @@ class SkipStep:
         self._when = ""
 
     def check(self, command: Command) -> None:
-        """Refuse if no step can be skipped, or an end if none is."""
+        """Raise ``RLWatchError`` if steps cannot be skipped here, or if ``command`` ends the skipping and none is
+        active.
+
+        ``nonfinite`` is refused where gradients are sharded over ranks: one rank does not know if the others' are
+        finite.
+        """
         args, optimizers = COMMAND_KINDS[self.kind].read(command.args), steppable(self._find())
         if not args["steps"] and not self._active:
             raise RLWatchError("no update is left out")
@@ -169,7 +193,7 @@ class SkipStep:
             raise RLWatchError("gradients are sharded over ranks, and one rank alone does not know if they are finite")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Begin, or end."""
+        """Begin to skip steps, or end it if ``command`` asks for 0 steps. Returns the report with a ``summary``."""
         args = COMMAND_KINDS[self.kind].read(command.args)
         if not args["steps"]:
             return self._ended()
@@ -182,7 +206,7 @@ class SkipStep:
         return {**args, "summary": summary, "undo": {"kind": self.kind, "args": {"steps": 0}}}
 
     def due(self, step: int) -> Command | None:  # noqa: ARG002  (the signature of the port)
-        """Return the command that ends the skipping, once its updates are over."""
+        """Return the command that ends the skipping once the requested number of steps is over, else None."""
         if not self._active or self._left > 0:
             return None
         why = f"{plural(self._seen, 'update')} are over"
@@ -206,7 +230,7 @@ class SkipStep:
 
 
 def _finite(optimizer: Optimizer) -> bool:
-    """Return whether all gradients are finite; it waits once for each device."""
+    """Return True if all gradients of ``optimizer`` are finite. Waits once for each device."""
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     finite: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:

@@ -16,17 +16,18 @@ from rlwatch.integrations.weights import inner_optimizer
 from rlwatch.records import JSON
 
 SETTING = "setting"
-"""Kind of the event that reports a setting changed during the run: ``option``, ``before``, ``after``."""
+"""Kind of the event for a setting that changed during the run, with its ``option``, ``before`` and ``after``."""
 MOST_CHANGES = 20
-"""Most changes reported of one setting, for settings that change at every step."""
+"""Largest number of changes that are reported of one setting, because some settings change at every step."""
 LONGEST = 100
-"""Most characters of a value that is not a number."""
+"""Largest number of characters that are kept of a setting's value if it is not a number."""
 
 
 def rates(optimizer: Any) -> dict[str, float]:
-    """Return the optimizer's current learning rates: of its first parameter group, and the largest of several.
+    """Return the current learning rates of ``optimizer`` as metrics.
 
-    A rate that is a tensor on a device is left out: reading it would wait for the device.
+    ``optim/lr`` is that of the first parameter group, ``optim/lr_max`` the largest if there are several groups. Empty
+    if a rate is a tensor on a device, because reading it would wait for the device, or if ``optimizer`` is None.
     """
     groups = [] if optimizer is None else list(inner_optimizer(optimizer).param_groups)
     held = [group.get(FIXED, group.get("lr")) for group in groups]
@@ -60,12 +61,17 @@ class TrainerSettings:
         self._told: dict[str, int] = {}
 
     def values(self) -> dict[str, float]:
-        """Return the current numbers."""
+        """Return the current values of the numeric settings, by metric name. Unknown ones and tensors on a device are
+        left out.
+        """
         read = {metric: value() for metric, value in self._numbers.items()}
         return {metric: float(value) for metric, value in read.items() if value is not None and not _on_device(value)}
 
     def changes(self) -> list[dict[str, JSON]]:
-        """Return the options changed since the last call, each as the body of an event; none at the first call."""
+        """Return the options that changed since the last call, each as ``{"option", "before", "after"}``.
+
+        The first call returns none. Each option is reported at most ``MOST_CHANGES`` times.
+        """
         found: list[dict[str, JSON]] = []
         for option, read in self._options.items():
             value = _plain(read())
@@ -85,7 +91,10 @@ def _plain(value: Any) -> JSON:
 
 
 def attributes(owner: Any, names: Mapping[str, str]) -> dict[str, Callable[[], Any]]:
-    """Return readers of the existing attributes of ``owner``; ``names``: name in the log -> attribute."""
+    """Return a function for each existing attribute of ``owner`` that reads its current value.
+
+    ``names`` maps the name of an option in the log to the name of the attribute; the result has the options as keys.
+    """
     return {option: _reader(owner, name) for option, name in names.items() if hasattr(owner, name)}
 
 

@@ -1,4 +1,6 @@
-"""Lowering the learning rate of a live run, in a way its schedule does not undo."""
+"""Commands that scale the learning rate of a live run (``lower-lr``, ``raise-lr``), so that its schedule does not undo
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,18 @@ from rlwatch.integrations.weights import inner_optimizer, inner_scheduler
 from rlwatch.records import JSON, Command
 
 SCALE, UNTIL, FIXED = "rlwatch_lr_scale", "rlwatch_lr_until", "rlwatch_lr_fixed"
-"""Keys in the optimizer's parameter groups, so that checkpoints include them. ``until`` 0: permanently.
+"""Keys in the optimizer's parameter groups under which commands store their effect, so that checkpoints include it.
 
-``fixed``: the learning rate while the schedule is frozen, otherwise absent.
+They are the scale of the schedule's rate, the step until which it applies (0: permanently), and the learning rate while
+the schedule is frozen (otherwise absent).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Effect of commands on the learning rate: scale, limit, and the fixed rate of each group."""
+    """Effect of commands on the learning rate: the scale, the step until which it applies (0: permanently), and the
+    frozen rate of each parameter group (None: the schedule is not frozen).
+    """
 
     scale: float
     until: int
@@ -39,52 +44,56 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Optimizers and their learning-rate schedulers (none: the loop sets the rate itself, or never)."""
+    """Optimizers and their learning-rate schedulers. Without schedulers the training loop sets the rate itself, or
+    never.
+    """
 
     optimizers: Sequence[Any]
     schedulers: Sequence[Any] = field(default=())
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Return all parameter groups."""
+        """Return the parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in inner_optimizer(optimizer).param_groups]
 
     @property
     def scale(self) -> float:
-        """Return the current scale of the learning rate."""
+        """Return the multiple of the schedule's learning rate that commands have set, 1 without a command."""
         return float(self.groups[0].get(SCALE, 1.0)) if self.groups else 1.0
 
     @property
     def until(self) -> int:
-        """Return the step from which the schedule applies again; 0 for none."""
+        """Return the step from which the schedule applies again unscaled; 0 if a command did not limit it."""
         return int(self.groups[0].get(UNTIL, 0)) if self.groups else 0
 
     @property
     def scheduled(self) -> bool:
-        """Return True if a scheduler sets the rate."""
+        """Return True if a scheduler sets the learning rate."""
         return any(scheduler is not None for scheduler in self.schedulers)
 
     @property
     def frozen(self) -> bool:
-        """Return True while all steps use a fixed rate."""
+        """Return True while a command has frozen the learning rate, so that all steps use the same rate."""
         return any(FIXED in group for group in self.groups)
 
     @property
     def pace(self) -> Pace:
-        """Return the current effect of commands on the rate."""
+        """Return the current effect of commands on the learning rate."""
         return Pace(self.scale, self.until, tuple(group.get(FIXED) for group in self.groups))
 
     def resume(self, pace: Pace) -> None:
-        """Restore the effect that commands had on the rate at another time."""
+        """Restore ``pace``, the effect that commands had on the learning rate at an earlier time."""
         self.rescale(pace.scale, pace.until)
         for group, fixed in zip(self.groups, pace.fixed, strict=False):
             if fixed is not None:
                 group[FIXED] = fixed
 
     def rescale(self, scale: float, until: int, *, freeze: bool = False) -> None:
-        """Set the rate to this fraction of the schedule's, in place of the current one, until a step (0: permanently).
+        """Set the learning rate to ``scale`` times the schedule's, in place of an earlier scale, until a step (0:
+        permanently).
 
-        ``freeze``: of the schedule's rate now, or of the rate at which it is frozen already.
+        ``freeze``: keep the rate constant at ``scale`` times the schedule's rate of now, or times the rate at which it
+        is frozen already.
         """
         factor = scale / self.scale if self.groups else 1.0
         if self.scheduled and factor != 1.0:
@@ -101,12 +110,13 @@ class Paced:
 
 
 class LowerLR:
-    """Handles ``lower-lr`` with ``{"scale": 0 < s <= 1, "until": step or None}``.
+    """Handler of the command ``lower-lr`` with ``{"scale": s, "until": step or None, "freeze": "yes" | "no"}``, 0 < s
+    <= 1.
 
     The learning rate becomes ``scale`` times the rate of the schedule, not of an earlier command: a second command
     replaces the first, and a scale of 1 restores the schedule. With schedulers, the quantities that they compute from
     are scaled. Without, the rate is scaled around every step of the optimizer, so that rates set by the loop itself are
-    scaled, too.
+    scaled, too. ``find`` returns the current optimizers and schedulers.
     """
 
     kind: str = "lower-lr"
@@ -117,7 +127,7 @@ class LowerLR:
         self._stepwise: list[StepScale] = []
 
     def check(self, command: Command) -> None:
-        """Refuse if there is no rate to lower, or if the schedule would undo it."""
+        """Raise ``RLWatchError`` if there is no learning rate to lower, or if a scheduler would undo the change."""
         COMMAND_KINDS[self.kind].read(command.args)
         paced = self._find()
         if not paced.optimizers or not paced.groups:
@@ -128,14 +138,20 @@ class LowerLR:
                 raise RLWatchError(f"the schedule {name} would not follow: its rates are not proportional to base_lrs")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Scale; returns the rates before and after."""
+        """Scale the learning rate. Return a report with the rate ``before`` and ``after``, and the command that reverts
+        it.
+        """
         args = COMMAND_KINDS[self.kind].read(command.args)
         until = args["until"]
         until = until if isinstance(until, int) else None
         return self.rescaled(float(args["scale"]), until, freeze=args["freeze"] == "yes")
 
     def rescaled(self, scale: float, until: int | None, *, freeze: bool = False) -> Mapping[str, JSON]:
-        """Make the rate this multiple of the schedule's; returns the rates before and after."""
+        """Set the learning rate to ``scale`` times the schedule's, until the step ``until`` (None: permanently).
+
+        ``freeze``: keep the rate constant from now on. Returns a report with the rate ``before`` and ``after``, and the
+        command that reverts the change.
+        """
         paced = self._find()
         before, old, was_frozen = self._rate(paced), paced.pace, paced.frozen
         paced.rescale(scale, until or 0, freeze=freeze)
@@ -157,7 +173,7 @@ class LowerLR:
         }
 
     def due(self, step: int) -> Command | None:
-        """Return the command that restores the schedule, if it is due."""
+        """Return the command that restores the schedule if its limit is at or before ``step``, else None."""
         paced = self._find()
         if not paced.optimizers or not paced.groups:
             return None
@@ -183,7 +199,12 @@ class LowerLR:
 
 
 class RaiseLR:
-    """Handles ``raise-lr`` with ``{"scale": 0 < s <= 10}``: the multiple that ``lower-lr`` set, up to one above 1."""
+    """Handler of the command ``raise-lr`` with ``{"scale": s}``, 0 < s <= 10: multiply the schedule's learning rate by
+    s.
+
+    It replaces the multiple that ``lower-lr`` set, by the same mechanism (``lower``). ``seam`` is the error boundary
+    that leads to the run's health, for the veto during a collapse.
+    """
 
     kind: str = "raise-lr"
 
@@ -192,7 +213,9 @@ class RaiseLR:
         self._seam = seam
 
     def check(self, command: Command) -> None:
-        """Refuse if the rate cannot be changed, and during a collapse unless forced."""
+        """Raise ``RLWatchError`` if the learning rate cannot be changed, or during a collapse unless ``command`` is
+        forced.
+        """
         scale = COMMAND_KINDS[self.kind].read(command.args)["scale"]
         self._lower.check(replace(command, args={"scale": min(float(scale), 1.0)}))
         run = self._seam.run
@@ -201,26 +224,30 @@ class RaiseLR:
             raise RLWatchError(veto)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Scale; returns the rates before and after."""
+        """Scale the learning rate. Return a report with the rate ``before`` and ``after``, and the command that reverts
+        it.
+        """
         return self._lower.rescaled(float(COMMAND_KINDS[self.kind].read(command.args)["scale"]), None)
 
 
-# Scaling what a learning-rate schedule computes, in the quantities it computes it from.
+# Scaling the rates of a learning-rate schedule by scaling the quantities from which it computes them.
 #
 # Schedulers of torch compute the rate at every step from the initial rates (``LambdaLR``), or from the last rate and a
 # floor (``CosineAnnealingLR``). The rate is proportional to those quantities: if all are scaled by the same factor, all
 # later rates are scaled by it, in the scheduler's own log and in checkpoints of its state, too.
 
 IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
-"""Learning rates an optimizer's parameter group may hold."""
+"""Keys of learning rates that an optimizer's parameter group may hold."""
 IN_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "eta_min", "default_min_lr", "eps")
-"""Learning rates a scheduler may hold; ``eps`` is the least change ``ReduceLROnPlateau`` makes."""
+"""Attributes of a scheduler that may be learning rates; ``eps`` is the smallest change that ``ReduceLROnPlateau``
+makes.
+"""
 KNOWN = ("torch.optim.lr_scheduler", "transformers.optimization")
-"""Modules whose schedulers are known to be proportional."""
+"""Modules whose schedulers are known to compute rates proportional to their inputs."""
 
 
 def scale_groups(groups: Iterable[dict[str, Any]], factor: float) -> None:
-    """Scale the rates in an optimizer's parameter groups."""
+    """Multiply the learning rates in an optimizer's parameter ``groups`` by ``factor``, in place."""
     for group in groups:
         for name in IN_GROUPS:
             value = group.get(name)
@@ -231,7 +258,7 @@ def scale_groups(groups: Iterable[dict[str, Any]], factor: float) -> None:
 
 
 def scale_scheduler(scheduler: Any, factor: float) -> None:
-    """Scale the rates in a scheduler and its inner schedulers."""
+    """Multiply the learning rates in ``scheduler`` and its inner schedulers by ``factor``, in place."""
     for part in _parts(scheduler):
         for name in IN_SCHEDULERS:
             if getattr(part, name, None) is not None:
@@ -239,9 +266,9 @@ def scale_scheduler(scheduler: Any, factor: float) -> None:
 
 
 def proportional(scheduler: Any) -> bool:
-    """Return True if scaling the inputs of the scheduler scales its rates.
+    """Return True if scaling the inputs of ``scheduler`` scales its learning rates by the same factor.
 
-    Known schedulers do. For others the rates of a copy are compared before and after.
+    Schedulers of torch and transformers do. For others the rates of a copy are compared before and after.
     """
     return all(type(part).__module__ in KNOWN or _follows(part) for part in _parts(scheduler))
 
@@ -286,17 +313,23 @@ def _rates(scheduler: Any, factor: float) -> list[float]:
 
 
 def stepped(group: Mapping[str, Any], *, scheduled: bool) -> Any:
-    """Return the rate with which the optimizer steps: the fixed one, or the loop's or its schedule's, scaled."""
+    """Return the learning rate that the optimizer uses for ``group``, a parameter group.
+
+    It is the frozen rate if there is one, else the group's rate, which a schedule has scaled already (``scheduled``) or
+    which is scaled here.
+    """
     if FIXED in group:
         return group[FIXED]
     return group["lr"] if scheduled else group["lr"] * group.get(SCALE, 1.0)
 
 
 class StepScale:
-    """Sets each group's commanded rate while the optimizer steps, and restores its own rate afterwards.
+    """Hooks that set the commanded learning rate of each parameter group while the optimizer steps, and restore its own
+    rate afterwards.
 
     Code that sets or reads the rate between steps sees no difference. If the rate cannot be scaled, the step uses the
-    loop's own rate, and ``seam`` reports the error.
+    loop's own rate, and ``seam`` (the error boundary) reports the error. ``scheduled`` is True if a scheduler sets the
+    rate.
     """
 
     def __init__(self, optimizer: Optimizer, seam: ErrorBoundary, *, scheduled: bool) -> None:
@@ -308,7 +341,7 @@ class StepScale:
         self._hooks = (before, after)
 
     def remove(self) -> None:
-        """Leave the optimizer alone."""
+        """Restore the optimizer's own learning rates and remove the hooks."""
         self._restore()
         for hook in self._hooks:
             hook.remove()

@@ -8,26 +8,32 @@ from rlwatch.errors import ConfigError
 
 
 class Level(StrEnum):
-    """Each level adds to the one before; ``benchmarks/watching_cost.py`` measures what each costs."""
+    """Level of detail at which a trainer is watched; each level adds measurements to the one before it.
+
+    ``benchmarks/watching_cost.py`` measures what each level costs.
+    """
 
     SCALARS = "scalars"
-    """The metrics that the trainer logs."""
+    """Only the metrics that the trainer logs."""
     TOKENS = "tokens"
-    """Statistics per token that cost a pass or two over (B, T)."""
+    """Also statistics of tokens that cost one or two passes over tensors of shape (responses, tokens)."""
     GRADIENTS = "gradients"
-    """Gradient norms per layer."""
+    """Also the norm of the gradient of each layer."""
     FULL = "full"
-    """Statistics that sort, group or compare: quantiles, covariances, repetition, groups."""
+    """Also statistics that sort, group or compare: quantiles, covariances, repetition, statistics of prompt groups."""
 
     @classmethod
     def of(cls, word: str) -> Level:
-        """Return the level called ``word``. Raises ``ConfigError`` with the valid levels."""
+        """Return the level called ``word``, for example ``"tokens"``.
+
+        Raises ``ConfigError``, which lists the valid words, for any other word.
+        """
         try:
             return cls(word)
         except ValueError:
             raise ConfigError(f"level must be one of {', '.join(cls)}, got {word!r}") from None
 
     def includes(self, other: Level) -> bool:
-        """Return True if this level contains ``other``."""
+        """Return True if this level measures everything that the level ``other`` measures."""
         order = list(Level)
         return order.index(self) >= order.index(other)

@@ -58,25 +58,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Localise:
-    """Settings of localisation: when a step's gradient is localised, how closely, and at what price.
+    """Settings of localisation: when the gradient of a step is attributed to tokens, how closely, and at what cost.
 
     Parameters
     ----------
     culprits
-        Tokens named at most. None: all that stand out, as far as a quarter of a megabyte holds them.
+        Largest number of tokens to report for a step. None: all tokens that stand out, up to a quarter of a megabyte.
     context
-        Tokens kept on each side of a culprit in its response, for the view of the response.
+        Tokens kept on each side of a reported token, from its response, to show that part of the response.
     share, allowance_s
-        Part of the training time that localisation may take, amortised (0.01 is 1 %), and seconds it may take beyond
-        that before much training time has passed.
+        Part of the training time that localisation may take, amortised (0.01 is 1 %), and seconds that it may take
+        beyond that part before much training time has passed.
     threshold
-        Fixed threshold on the norm of a single token's gradient (METHODS: T_tok), in place of the run's own level.
-        Published runs use 100 to 640 (GradLoc, Tencent Hunyuan 2026).
+        Fixed threshold for the norm of a single token's gradient, in place of a threshold relative to the run's own
+        history (METHODS: T_tok). Published runs use 100 to 640 (GradLoc, Tencent Hunyuan 2026).
     keep_inputs
-        Directory into which every localised step is written, so that it can be replayed: it holds all its token ids.
-        None: nothing is written.
+        Directory into which every localised step is written with all its token ids, so that it can be replayed. None:
+        nothing is written.
     skip
-        Leave out the optimizer step of a batch with a culprit. None: never; then training is not changed.
+        Rule by which the optimizer step of a batch with such a token is left out. None: no step is left out, and
+        training is not changed.
+
+    Raises
+    ------
+    ConfigError
+        For a value out of range.
     """
 
     culprits: int | None = None
@@ -103,7 +109,10 @@ class Localise:
 
     @classmethod
     def of(cls, wish: bool | Localise) -> Localise | None:
-        """Return None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` otherwise."""
+        """Return the settings for ``wish``: None for False, the defaults for True, and ``Localise`` objects unchanged.
+
+        Raises ``ConfigError`` for any other value.
+        """
         if isinstance(wish, cls):
             return wish
         if isinstance(wish, bool):
@@ -112,14 +121,16 @@ class Localise:
 
     @property
     def directory(self) -> Path | None:
-        """Return the directory of the replays."""
+        """Return the directory into which localised steps are written for replay, or None if none is written."""
         return None if self.keep_inputs is None else Path(self.keep_inputs)
 
 
 # From a spike of the gradient to a record of the responsible tokens, between backward and optimizer step.
 
 OVERFLOWS = 16
-"""Consecutive overflows from which they no longer count as the search for a loss scale, which each halves."""
+"""Number of overflows in a row from which a non-finite gradient counts as a spike. Fewer belong to the search for a
+float16 loss scale, which each overflow halves.
+"""
 
 UNKEPT = "no forward pass of this step was kept"
 UNREAD = "the backward pass could not be read, for lack of memory most likely: a coefficient of the loss is missing"
@@ -128,11 +139,12 @@ NO_MORE = "this rank or another one failed or is gone, so spikes are localised n
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """The step to examine: its gradient is in ``model``, complete, and not used yet.
+    """A step whose gradient is to be examined. The gradient is in ``model``, complete, and no optimizer has used it
+    yet.
 
-    ``norm`` is its norm before clipping and without loss scale, if known. ``scale`` is the loss scale of float16, which
-    the coefficients carry (None: no scale); ``left`` is the part that the gradients still carry. Tensors stay on the
-    device until the norm is read.
+    ``norm`` is its norm before clipping and without loss scale, if known. ``scale`` is the float16 loss scale that the
+    coefficients of the loss carry (None: no scale). ``left`` is the part of that scale that the gradients still carry.
+    Tensors stay on the device until the norm is read.
     """
 
     model: nn.Module
@@ -143,16 +155,21 @@ class Spike:
 
 
 def scale_of(scaler: Any) -> Tensor | float:
-    """Return the scale of a ``torch.amp.GradScaler`` on the device; reading the number would wait for the device."""
+    """Return the current loss scale of ``scaler``, a ``torch.amp.GradScaler``, as a tensor on its device if it has one.
+
+    Reading the number itself would wait for the device.
+    """
     there = getattr(scaler, "_scale", None)
     return there if isinstance(there, Tensor) else float(scaler.get_scale())
 
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """Numbers of a step that all ranks share, and a ``sample`` (n, COLUMNS) of the tokens of this rank.
+    """Numbers of one optimizer step, summed over all ranks, and a sample of this rank's tokens.
 
-    ``scale``: the loss scale as a number, 1 without one.
+    ``norm`` is the gradient's norm before clipping, ``tokens`` the number of tokens in the loss. ``broken`` is True if
+    the coefficients of a loss could not be read. ``scales`` maps the name of a quantity to its size. ``sample`` has
+    shape (n, COLUMNS), one row a token, or is None. ``scale`` is the loss scale, 1 without one.
     """
 
     norm: float
@@ -164,19 +181,22 @@ class StepNumbers:
 
     @property
     def healthy(self) -> bool:
-        """Return True if the step may count towards the usual norms."""
+        """Return True if the step may count towards the usual gradient norms of the run."""
         return math.isfinite(self.norm) and self.tokens > 0 and not self.broken
 
 
 class Localiser:
-    """Keeps the loss passes of the current step, and localises its gradient if it spiked.
+    """Recorder of the loss passes of the current step, which attributes the step's gradient to tokens if its norm
+    spikes.
 
-    A step waits once for the device, for the norm; a localised step costs what :class:`Localise` allows. With several
-    ranks every rank creates one and calls :meth:`check` at the same steps; if a rank fails, all stop for good.
+    A step waits once for the device, to read the norm. A localised step costs what :class:`Localise` allows. With
+    several ranks every rank creates a localiser and calls :meth:`check` at the same steps. If one rank fails, all ranks
+    stop localising for good.
 
-    ``rewards`` fills in the rewards of the passes of a step to localise, and ``contexts``, if given, returns the inputs
-    of their forwards; ``autocast`` is the dtype of the forwards, if it is not that of the weights; ``missing`` is the
-    reason why a step has no passes, and ``expects`` whether it should have any.
+    Attributes that a trainer's integration sets: ``rewards`` fills in the rewards of the passes of a step that is
+    localised. ``contexts``, if given, returns the inputs of their forward passes. ``autocast`` is the dtype of the
+    forward passes if it differs from that of the weights. ``missing`` is the reason why a step has no passes, and
+    ``expects`` is True if steps should have passes.
     """
 
     def __init__(
@@ -209,13 +229,14 @@ class Localiser:
         self._culprit: nn.Module | None = None
 
     def check(self, spike: Spike) -> Located | None:
-        """Examine the complete step and forget its passes. Returns None if there is nothing to report.
+        """Examine the gradient of the step in ``spike``, then forget the step's passes. Call it before the optimizer
+        steps.
 
-        A spike that is not localised is reported and recorded with the reason. Steps are not examined until passes are
-        expected or kept.
+        Returns the localised gradient, or None if there is nothing to report. A spike that is not localised is reported
+        and recorded with the reason. Steps are not examined until passes are expected or kept.
 
-        May raise, so call it through the error boundary. With several ranks it raises ``RLWatchError`` once and is then
-        disabled.
+        May raise, so call it through the error boundary. With several ranks it raises ``RLWatchError`` once, and is
+        then disabled.
         """
         world = self._world
         if world is None or not (self.passes.all or self.expects or world.size > 1):
@@ -237,16 +258,20 @@ class Localiser:
             self.passes.clear()
 
     def delivered(self, metrics: Mapping[str, float]) -> None:
-        """Update the usual shares of the layers from the metrics of a step."""
+        """Update the usual share of each layer in the gradient from ``metrics``, the measured layer norms of a step."""
         self.usual.update(metrics)
 
     @property
     def refused(self) -> int:
-        """Return the number of spikes not localised because of the budget; counted on rank 0."""
+        """Return the number of spikes that were not localised because the time budget was used up; counted on rank
+        0.
+        """
         return self.budget.refused
 
     def leave(self) -> None:
-        """Stop localising: this rank failed, and the other ranks cannot continue without it."""
+        """Stop localising on this rank after a failure, and let the other ranks know, which cannot continue without
+        it.
+        """
         world = self._world
         if world is not None and world.size > 1:
             self._world = None
@@ -391,7 +416,10 @@ class Localiser:
                 self._seam.run.event("step_skipped", spike.step, reason=decision.reason)
 
     def skip_culprit(self) -> None:
-        """Skip the optimizer step if :meth:`check` decided so; call it once gradients were clipped."""
+        """Drop the gradients, so that the optimizer step changes nothing, if :meth:`check` decided so.
+
+        Call it after gradients were clipped and before the optimizer steps.
+        """
         model, self._culprit = self._culprit, None
         if model is not None:
             skip_step(model)
@@ -428,17 +456,21 @@ def _unscale(passes: RecordedPasses, scale: float) -> None:
 # The usual share of each layer in the gradient, in this run.
 
 ALPHA = 0.05
-"""Weight of a new step; the mean covers about 20 steps."""
+"""Weight of a new step in the running mean of a layer's share; the mean covers about 20 steps."""
 
 
 class UsualShares:
-    """Running mean of each layer's share in the squared norm, over steps with a finite gradient that is not 0."""
+    """Running mean of each layer's share in the squared gradient norm.
+
+    Only steps with a finite gradient norm above 0 count. ``shares`` maps the name of a layer to its mean share, in (0,
+    1).
+    """
 
     def __init__(self) -> None:
         self.shares: dict[str, float] = {}
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Update the means from the layer metrics of a delivered step."""
+        """Update the mean shares from ``metrics``, which hold the gradient norm of each layer in one step."""
         squares = {n.removeprefix(LAYER_PREFIX): v * v for n, v in metrics.items() if n.startswith(LAYER_PREFIX)}
         total = sum(squares.values())
         if not (math.isfinite(total) and total > 0):
@@ -454,7 +486,11 @@ class UsualShares:
 
 @dataclass(frozen=True, slots=True)
 class LocatedStep:
-    """A localised step of this rank, with the data needed to record it."""
+    """A localised step of this rank with all data needed to record it.
+
+    ``located`` is the attribution, ``settings`` limits the text around a token, and ``decode`` turns token ids into
+    text.
+    """
 
     step: int
     located: Located
@@ -463,7 +499,9 @@ class LocatedStep:
 
 
 def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
-    """Record the localised tokens of all ranks through the ``run`` of rank 0. A collective."""
+    """Record the localised tokens of all ranks through ``run``, which only rank 0 has. A collective: all ranks call
+    it.
+    """
     shares = gather_bytes(world, encoded_batches(batches_of(what, world.rank)))
     if run is None or world.rank != 0:
         return
@@ -474,7 +512,7 @@ def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
 
 
 def batches_of(what: LocatedStep, rank: int) -> list[SpikeBatch]:
-    """Return the culprits on this ``rank``, and their responses."""
+    """Return the rows to record for the tokens that stand out on ``rank``, and for the responses that contain them."""
     located = what.located
     culprits = [culprit for culprit in located.report.culprits if culprit.at.rank == rank]
     report = replace(located.report, culprits=culprits)
@@ -492,7 +530,7 @@ def batches_of(what: LocatedStep, rank: int) -> list[SpikeBatch]:
 
 
 def encoded_batches(batches: Sequence[SpikeBatch]) -> bytes:
-    """Encode batches as bytes for rank 0, in numpy's format without pickle."""
+    """Encode ``batches`` as bytes that another rank can read, in numpy's format without pickle."""
     columns = {
         f"{i}/{name}": np.asarray(column) for i, one in enumerate(batches) for name, column in one.columns.items()
     }
@@ -503,7 +541,7 @@ def encoded_batches(batches: Sequence[SpikeBatch]) -> bytes:
 
 
 def decoded_batches(data: bytes) -> list[SpikeBatch]:
-    """Decode the output of :func:`encoded_batches`."""
+    """Return the batches that :func:`encoded_batches` encoded as ``data``."""
     with np.load(io.BytesIO(data), allow_pickle=False) as stored:
         heads = json.loads(str(stored["heads"]))
         return [
@@ -523,12 +561,17 @@ def _column(column: np.ndarray) -> np.ndarray | list[str]:
 logger = logging.getLogger("rlwatch")
 
 TIMEOUT_S = 60.0
-"""Longest wait for a missing rank in seconds; after it all ranks stop localising."""
+"""Longest wait for a missing rank, in seconds. After it all ranks stop localising."""
 OFF = "rlwatch does not localise gradient spikes over several ranks (training goes on): %s"
 
 
 def localiser_of(seam: ErrorBoundary, settings: Localise | None, decode: Decode | None) -> Localiser | None:
-    """Return a localiser for the ranks of ``seam``'s run, or None with a warning. Call it on every rank."""
+    """Return a localiser that all ranks of the run share, or None if ``settings`` is None or the ranks cannot be
+    connected.
+
+    A failure is logged as a warning. Call it on every rank at set-up. ``seam`` is the error boundary that leads to the
+    run.
+    """
     if settings is None:
         return None
     link = None if seam.run is None else seam.run.ranks
@@ -542,10 +585,11 @@ def localiser_of(seam: ErrorBoundary, settings: Localise | None, decode: Decode 
 
 
 def world_of(ready: bool, *, otherwise: str) -> World:
-    """Return the ranks of ``torch.distributed``; every rank calls it at set-up with its readiness.
+    """Return the ranks of ``torch.distributed`` that localise together. Every rank calls it at set-up, with ``ready``.
 
-    All ranks first exchange their readiness, so that none waits for a rank that is not ready. Raises ``RLWatchError``
-    on all ranks: with ``otherwise`` if one is not ready, or with the reason why the process group failed.
+    All ranks first exchange ``ready``, so that none waits for a rank that is not. Returns a world of one rank without a
+    process group. Raises ``RLWatchError`` on all ranks: with ``otherwise`` if one is not ready, or with the reason why
+    the process group could not be created.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return Alone()

@@ -21,17 +21,25 @@ from rlwatch.tensors.megatron import chunks_of
 
 
 def pairs(policy: Any, reference: Any) -> list[TensorPair]:
-    """Return this rank's weights of policy and reference. Raises ``RLWatchError`` if they are sharded differently."""
+    """Return pairs of this rank's tensors of ``policy`` and ``reference``, two Megatron models (a chunk or a list of
+    chunks).
+
+    Raises ``RLWatchError`` if the models are sharded differently.
+    """
     return shard_pairs(dict(_weights(policy)), dict(_weights(reference)))
 
 
 def steps(optimizer: Any) -> bool:
-    """Return True if ``optimizer`` is Megatron's."""
+    """Return True if ``optimizer`` is one of Megatron's optimizers."""
     return any(kind.__module__.startswith("megatron.core.optimizer") for kind in type(optimizer).__mro__)
 
 
 def clearable(optimizer: Any) -> list[Any]:
-    """Return the torch optimizers inside Megatron's. Raises ``RLWatchError`` for any other kind."""
+    """Return the torch optimizers inside ``optimizer``, one of Megatron's optimizers.
+
+    Raises ``RLWatchError`` if an inner optimizer is not a ``torch.optim.Optimizer``, so that its state cannot be
+    cleared.
+    """
     inner = [getattr(one, "optimizer", None) for one in getattr(optimizer, "chained_optimizers", [optimizer])]
     for one in inner:
         if not isinstance(one, torch.optim.Optimizer):
@@ -43,9 +51,10 @@ def clearable(optimizer: Any) -> list[Any]:
 
 
 def clear_state(optimizer: Any) -> int:
-    """Set all moments and step counts to 0; returns how many parameters had any.
+    """Set all moments and step counts of ``optimizer``, one of Megatron's, to 0. Return how many parameters had any.
 
-    They are not removed, because Megatron's checkpoints read the moments of each parameter.
+    The entries are not removed, because Megatron's checkpoints read the moments of each parameter. Raises
+    ``RLWatchError`` as :func:`clearable` does.
     """
     count = 0
     for one in clearable(optimizer):
@@ -63,7 +72,7 @@ def clear_state(optimizer: Any) -> int:
 
 
 CLEARED = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
-"""State that starts at 0. Other entries may be copies of weights (``master_param``)."""
+"""Entries of an optimizer's state that a reset sets to 0. Other entries may be copies of weights (``master_param``)."""
 
 
 def _weights(module: Any) -> Iterator[tuple[str, Tensor]]:

@@ -1,9 +1,9 @@
-"""MLflow: every metric that this process logs to it, recorded and judged here too.
+"""Mirroring of MLflow: every metric that this process logs to it is also recorded and judged by rlwatch.
 
 >>> from rlwatch.integrations.mlflow import tee_mlflow
 >>> tee_mlflow(store="./rlwatch-runs")  # doctest: +SKIP
 
-Imports MLflow only when it is called.
+MLflow is imported only when ``tee_mlflow`` is called.
 """
 
 from __future__ import annotations
@@ -22,30 +22,33 @@ CALL = "tee_mlflow()"
 ENDED = {"FAILED": RunState.CRASHED, "KILLED": RunState.CRASHED}
 """MLflow's final status -> rlwatch's state; any other means finished."""
 SYSTEM = "system/"
-"""Prefix of MLflow's system metrics, which have a step of their own. They are skipped; rlwatch measures its own."""
+"""Prefix of MLflow's system metrics, which are skipped: they count their own steps, and rlwatch measures the machine
+itself.
+"""
 
 _newest: Tee[Any] | None = None
 
 
 def tee_mlflow(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
-    """Record the metrics that this process logs to MLflow, from now on, by ``mlflow`` or an ``MlflowClient``.
+    """Record in rlwatch the metrics that this process logs to MLflow from now on, by ``mlflow`` or an ``MlflowClient``.
 
-    Each run of MLflow becomes a run of rlwatch with its first metric, under the experiment's name, the run's name,
-    tags and parameters as MLflow has them then (asked for once); it ends when MLflow's ends, and is resumed when that
-    is. MLflow itself works as without. A metric logged without a step is at step 0, as MLflow has it.
+    Each MLflow run becomes a run of rlwatch with its first metric. It gets the experiment's name as project, and the
+    MLflow run's name, tags and parameters at that time (read once). It ends when the MLflow run ends, and is resumed
+    when that run is resumed. MLflow itself works unchanged. A metric logged without a step is at step 0, as in MLflow.
 
     Parameters
     ----------
     run
         A run to record everything into; the caller ends it.
     init_kwargs
-        Arguments of :func:`rlwatch.init`, which win over what MLflow knows. ``run_id`` and ``output_dir`` name the
+        Arguments of :func:`rlwatch.init`, which override what MLflow knows. ``run_id`` and ``output_dir`` name the
         first run only.
 
     Returns
     -------
     Tee
-        ``.run`` and ``.runs`` are what is recorded; ``.untee()`` stops it.
+        Handle on the mirror: ``.run`` and ``.runs`` are the rlwatch runs that record, and ``.untee()`` stops the
+        mirroring.
 
     Raises
     ------
@@ -69,7 +72,9 @@ def tee_mlflow(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
 
 
 class MLflowHooks:
-    """Hooks on MLflow's client, called after its methods: ``mlflow.log_metrics`` and similar functions use them."""
+    """Hooks that are called after methods of MLflow's client class, which ``mlflow.log_metrics`` and similar functions
+    use.
+    """
 
     def __init__(self, tee: Tee[MlflowMirror], client: type) -> None:
         self.seam = tee.seam
@@ -113,7 +118,9 @@ class MLflowHooks:
 
 
 def described(client: Any, run: str) -> dict[str, Any]:
-    """Return the arguments of :func:`rlwatch.init` that MLflow has for a run."""
+    """Return the arguments of :func:`rlwatch.init` that MLflow knows for its run with the id ``run``, asked from
+    ``client``.
+    """
     found = client.get_run(run)
     project = client.get_experiment(found.info.experiment_id).name
     tags = [name for name in found.data.tags if not name.startswith("mlflow.")]
@@ -128,10 +135,10 @@ def described(client: Any, run: str) -> dict[str, Any]:
 
 
 class MlflowMirror:
-    """Collects the metrics of a step into one record.
+    """Recorder of one MLflow run, which collects the metrics of a step into one row.
 
-    A record ends with a metric of another step or a repeated one, and when the run or the process ends. Metrics logged
-    in one call are a record at once, because trainers log a step that way.
+    A row ends with a metric of another step or a repeated metric, and when the run or the process ends. Metrics logged
+    in one call are recorded as a row at once, because trainers log a step that way.
     """
 
     def __init__(self, run: Run) -> None:
@@ -139,7 +146,7 @@ class MlflowMirror:
         self._held = Held()
 
     def log(self, values: Sequence[tuple[Any, str, Any]]) -> None:
-        """Take logged metrics, each (step or None, name, value)."""
+        """Add logged metrics, each as (step or None, name, value); system metrics are skipped."""
         steps: dict[int, dict[str, Any]] = {}
         for step, name, value in values:
             if not name.startswith(SYSTEM):

@@ -1,4 +1,6 @@
-"""The ranks of a run: the interface for integrations, and the rendezvous of ranks of ``torch.distributed``."""
+"""Ranks of a run: the interface that trainers use to execute commands on all ranks, and the set-up over
+``torch.distributed``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ APART = "the ranks of this run are not linked, and a command must act on all of 
 
 
 class Ranks(Protocol):
-    """The ranks of one run, all of which reach the same boundaries.
+    """Interface to the ranks (processes) of one run, all of which reach the same boundaries between steps.
 
     No method waits for a rank that is gone: a command is then refused, and training continues.
     """
@@ -37,68 +39,72 @@ class Ranks(Protocol):
 
     @property
     def world_size(self) -> int:
-        """Return the number of ranks."""
+        """Return the number of ranks of the run."""
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """Return True if all ranks meet at this boundary, after ``step``, because rank 0 has commands. ``wanted``: this
-        rank has a command to execute; on ranks other than 0 one that is due on every rank, so that it waits for rank 0.
+        """Return True if all ranks meet at this boundary, after ``step``, because rank 0 has commands to execute.
 
-        If False, this rank passes the boundary, unless it is ``staying`` because training is paused. Ranks do not wait
-        for each other: if one has passed the boundary already, all meet at a later one.
+        ``wanted``: this rank has a command to execute. On ranks other than 0 it is a command that is due on every rank,
+        and the rank waits for rank 0.
+
+        If the result is False, this rank passes the boundary, unless it is ``staying`` because training is paused.
+        Ranks do not wait for each other: if one has passed the boundary already, all meet at a later one.
         """
         ...
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Return, on every rank, the commands that rank 0 passed, when all meet.
+        """Return, on every rank, the ``commands`` that rank 0 passed. Call it when all ranks meet.
 
-        A rank that cannot reach rank 0 gets an empty list; the others then get a refusal from :meth:`agree`.
+        A rank that cannot reach rank 0 gets an empty list; the other ranks then get a refusal from :meth:`agree`.
         """
         ...
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands that rank 0 passed, usually none, at a place that every rank reaches.
+        """Return, on every rank, the ``commands`` that rank 0 passed, at a place in the code that every rank reaches.
 
-        The other ranks wait for rank 0, at most a minute.
+        Usually there are none. The other ranks wait for rank 0, at most a minute.
         """
         ...
 
     def agree(self, refusal: str | None) -> str | None:
-        """Return None if every rank passed None, else a refusal, on every rank, for a command of :meth:`share`."""
+        """Return None, on every rank, if every rank passed None, else one of the refusals. Call it for each command of
+        :meth:`share`.
+        """
         ...
 
     def over(self) -> None:
-        """End the round of the last :meth:`share` and release the ranks that wait for an answer.
+        """End the round that :meth:`share` or :meth:`order` began, and release the ranks that wait for an answer.
 
         Call it for every outcome of the round.
         """
         ...
 
     def leave(self) -> None:
-        """Leave the boundary, for every outcome."""
+        """Leave the boundary, so that this rank continues training. Call it for every outcome."""
         ...
 
 
 class OneRank:
-    """The rank of a run with one process."""
+    """The only rank of a run with one process; no method communicates."""
 
     rank = 0
     world_size = 1
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:  # noqa: ARG002  (the port's signature)
-        """Meet whenever ``wanted``."""
+        """Return ``wanted``: one process meets whenever it has commands."""
         return wanted
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Return what was passed."""
+        """Return ``commands`` unchanged."""
         return list(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Return what was passed."""
+        """Return ``commands`` unchanged."""
         return list(commands)
 
     def agree(self, refusal: str | None) -> str | None:
-        """Return what was passed."""
+        """Return ``refusal`` unchanged."""
         return refusal
 
     def over(self) -> None:
@@ -109,51 +115,60 @@ class OneRank:
 
 
 class RunRanks:
-    """The ranks of the current run of an error boundary; a trainer that trains again has a new run."""
+    """Ranks of the current run of an error boundary ``seam``. A trainer that trains again has a new run."""
 
     def __init__(self, seam: ErrorBoundary) -> None:
         self._seam = seam
 
     @property
     def rank(self) -> int:
-        """Return the rank of this process."""
+        """Return the rank of this process, 0 without a run."""
         return 0 if self._seam.run is None else self._seam.run.rank
 
     @property
     def world_size(self) -> int:
-        """Return the number of ranks of the run."""
+        """Return the number of ranks of the run, 1 without a run."""
         return 1 if self._seam.run is None else self._seam.run.world_size
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """Use the link; without one meet whenever ``wanted``, so that the command is answered."""
+        """Return True if all ranks meet at this boundary, by the link between them; see :meth:`Ranks.meets`.
+
+        Without a link return ``wanted``, so that the command is answered.
+        """
         link = _link_of(self._seam.run)
         return wanted if link is None else link.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Go through the link; without one return what was passed."""
+        """Return the commands of rank 0, received through the link between the ranks; without a link return
+        ``commands``.
+        """
         link = _link_of(self._seam.run)
         return list(commands) if link is None else link.share(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Go through the link; without one return what was passed."""
+        """Return the commands of rank 0, received through the link between the ranks; without a link return
+        ``commands``.
+        """
         link = _link_of(self._seam.run)
         return list(commands) if link is None else link.order(commands)
 
     def agree(self, refusal: str | None) -> str | None:
-        """Use the link; several ranks without one never agree."""
+        """Return a refusal if any rank passed one, by the link between the ranks. Several ranks without a link always
+        refuse.
+        """
         link = _link_of(self._seam.run)
         if link is not None:
             return link.agree(refusal)
         return refusal if self.world_size == 1 else refusal or APART
 
     def over(self) -> None:
-        """Pass the call on to the link."""
+        """End the round of commands on the link between the ranks, if there is one."""
         link = _link_of(self._seam.run)
         if link is not None:
             link.over()
 
     def leave(self) -> None:
-        """Pass the call on to the link."""
+        """Leave the boundary on the link between the ranks, if there is one."""
         link = _link_of(self._seam.run)
         if link is not None:
             link.leave()
@@ -163,7 +178,7 @@ def _link_of(run: Run | None) -> Link | None:
     return None if run is None else run.ranks
 
 
-# The ranks of ``torch.distributed``: the rendezvous of the ranks of one run.
+# Rendezvous of the ranks of one run over the store of ``torch.distributed``.
 
 POLL_S = 0.01
 _meetings = itertools.count()
@@ -171,10 +186,10 @@ _questions = itertools.count()
 
 
 class StoreMeeting:
-    """Rendezvous over the key-value store of the process group. Needs no collective.
+    """Rendezvous of the ranks over the key-value store of the process group ``store``. It needs no collective.
 
-    Every rank creates its meetings in the same order. It never blocks in the store, because a blocking call holds the
-    client's only lock, and would block the trainer, too.
+    Every rank creates its meetings in the same order. No call blocks in the store, because a blocking call holds the
+    client's only lock and would block the trainer, too.
     """
 
     def __init__(self, store: Any) -> None:
@@ -182,12 +197,14 @@ class StoreMeeting:
         self._key = f"rlwatch/{next(_meetings)}"
 
     def put(self, name: str, text: str) -> None:
-        """Store ``text`` for the other ranks. Raises ``RLWatchError`` if the store is gone."""
+        """Store ``text`` under ``name`` for the other ranks. Raises ``RLWatchError`` if the store is gone."""
         with _store_errors():
             self._store.set(f"{self._key}/{name}", text)
 
     def get(self, name: str) -> str | None:
-        """Return the text of another rank, None if there is none yet. Raises ``RLWatchError`` if the store is gone."""
+        """Return the text that a rank stored under ``name``, None if there is none yet. Raises ``RLWatchError`` if the
+        store is gone.
+        """
         with _store_errors():
             return _read_key(self._store, f"{self._key}/{name}")
 
@@ -206,9 +223,10 @@ def _read_key(store: Any, key: str) -> str | None:
 
 
 def place_here() -> dict[str, int]:
-    """Return ``rank`` and ``world_size`` as arguments of :func:`rlwatch.init`; empty without a process group.
+    """Return ``rank`` and ``world_size`` of the process group as arguments of :func:`rlwatch.init`; empty without a
+    process group.
 
-    Launchers that start processes themselves (``torch.multiprocessing``) do not set the environment variables.
+    Launchers that start processes themselves (``torch.multiprocessing``) do not set the environment variables for them.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return {}
@@ -216,7 +234,7 @@ def place_here() -> dict[str, int]:
 
 
 def meeting() -> StoreMeeting | None:
-    """Return a meeting of this process group's ranks, or None with one rank or without a store."""
+    """Return a rendezvous of this process group's ranks, or None with one rank or without a store."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return None
     store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
@@ -224,9 +242,9 @@ def meeting() -> StoreMeeting | None:
 
 
 def all_agree(yes: bool, timeout_s: float = 60.0) -> bool:
-    """Return, on every rank alike, whether all ranks passed ``yes``; without a collective, which could hang.
+    """Return True, on every rank, if all ranks passed ``yes``. It uses no collective, because a collective could hang.
 
-    Rank 0 waits for the others at most ``timeout_s`` seconds, the others a little longer. False without a store.
+    Rank 0 waits for the others at most ``timeout_s`` seconds, the others 10 seconds longer. False without a store.
     """
     store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
     key = f"rlwatch/agree/{next(_questions)}"
@@ -264,10 +282,10 @@ def _awaited(store: Any, key: str, end: float) -> str | None:
 
 
 def begin_together(begin: Callable[[], Run], *, link: str | None = None) -> Run:
-    """Create this rank's run by ``begin()``, and the link to the other ranks. Every rank calls it at set-up.
+    """Create this rank's run by ``begin()`` and connect it to the other ranks. Every rank calls it at set-up.
 
-    ``link`` is the address at which rank 0 listens; see :func:`rlwatch.run.ranks.join`. Raises what ``begin`` raises;
-    the other ranks then continue unwatched.
+    ``link`` is the address at which rank 0 listens; see :func:`rlwatch.run.ranks.join`. Raises what ``begin`` raises,
+    and the other ranks then continue unwatched. Raises ``ConfigError`` for an address that is not valid.
     """
     ListenAddress.of(link)  # report a wrong address before a run begins
     place = meeting()

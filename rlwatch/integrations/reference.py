@@ -1,4 +1,4 @@
-"""Hard reset of the reference policy: the policy becomes its own anchor.
+"""Hard reset of the reference policy: the reference model of the KL term becomes a copy of the current policy.
 
 Two published meanings: ProRL (arXiv 2505.24864) also clears the optimizer's state; ProRL v2 keeps it. The
 learning rate is not touched: after a clear the first update is about lr per element.
@@ -36,7 +36,10 @@ CLEAR = "clear"
 
 @dataclass(frozen=True, slots=True)
 class Anchored:
-    """A policy and its reference: a whole model, or (``reference`` None) PEFT's frozen adapter ``ref``."""
+    """A policy, the reference model of its KL term, and the policy's optimizers.
+
+    ``reference`` is a whole model, or None if the reference is PEFT's frozen adapter ``ref`` inside ``policy``.
+    """
 
     policy: nn.Module
     reference: nn.Module | None
@@ -44,11 +47,11 @@ class Anchored:
 
     @property
     def adapted(self) -> bool:
-        """Return True if policy and reference are adapters on a base model."""
+        """Return True if policy and reference are PEFT adapters on one base model."""
         return self.reference is None and bool(getattr(unwrapped(self.policy), "peft_config", None))
 
     def check(self) -> None:
-        """Raise ``RLWatchError`` if there is nothing to reset, or it cannot be."""
+        """Raise ``RLWatchError`` with the reason if there is no reference model, or if it cannot be reset."""
         if self.reference is not None:
             self.pairs()
         elif self.adapted:
@@ -57,7 +60,11 @@ class Anchored:
             raise RLWatchError("there is no reference model")
 
     def pairs(self) -> list[TensorPair]:
-        """Return pairs of policy and reference tensors; creates the adapter ``ref`` if it is missing."""
+        """Return pairs of a policy tensor and the reference tensor that corresponds to it.
+
+        For PEFT the call creates the adapter ``ref`` if it is missing. Raises ``RLWatchError`` if the tensors do not
+        match.
+        """
         if self.reference is not None:
             alike = megatron.pairs if divided(self.policy) else model_pairs
             return alike(self.policy, self.reference)
@@ -65,20 +72,21 @@ class Anchored:
 
 
 class ResetReference:
-    """Handles ``reset-reference`` with ``{"optimizer": "clear" | "keep"}`` (default ``clear``).
+    """Handler of the command ``reset-reference`` with the argument ``{"optimizer": "clear" | "keep"}`` (default
+    ``clear``).
 
-    Execute it only when no rollouts with reference log-probs are in flight. Either all tensors change or none. Every
-    rank calls it.
+    Execute the command only when no rollouts with log-probs of the reference are in flight. Either all tensors of the
+    reference change or none. Every rank executes it.
 
     Parameters
     ----------
     find
-        Returns the current models and optimizers, because trainers wrap them late. May raise ``RLWatchError`` with
-        the reason why this trainer's reference cannot be reset.
+        Returns the current policy, reference and optimizers. It is called for every command, because trainers wrap
+        models late. May raise ``RLWatchError`` with the reason why this trainer's reference cannot be reset.
     seam
-        Gives access to the run's health, for the veto during a collapse.
+        Error boundary that leads to the run and its health. While the run collapses, the reset is vetoed.
     done
-        Called with the command and the report, for instance to keep the new reference in checkpoints.
+        Called with the command and its report after a reset, for instance to keep the new reference in checkpoints.
     """
 
     kind: str = "reset-reference"
@@ -94,7 +102,9 @@ class ResetReference:
         self._done = done
 
     def check(self, command: Command) -> None:
-        """Raise ``RLWatchError`` with the reason to refuse."""
+        """Raise ``RLWatchError`` with the reason if the reference cannot be reset now: no reference, an optimizer whose
+        state cannot be cleared, or a veto because the run collapses.
+        """
         args = COMMAND_KINDS[self.kind].read(command.args)
         anchored = self._find()
         self._refuse_if_collapsing(force=command.force)
@@ -103,7 +113,11 @@ class ResetReference:
         anchored.check()
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Reset the reference; returns a report."""
+        """Copy the policy into the reference, clear the optimizer's state if requested, and return a report.
+
+        The report holds the number of tensors, the fingerprint of the reference, ``exact`` (True if the policy has the
+        same fingerprint) and a ``summary``.
+        """
         optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
         anchored = self._find()
         pairs = anchored.pairs()
@@ -142,9 +156,10 @@ def _as_reference(pair: TensorPair) -> Tensor:
 
 
 def clearable(optimizers: Iterable[Any]) -> list[Optimizer]:
-    """Return the torch optimizers inside ``optimizers``. Raises ``RLWatchError`` if one is missing or not torch's.
+    """Return the torch optimizers inside the wrappers in ``optimizers``, whose state can be cleared.
 
-    Others (DeepSpeed's) keep state in their own partitions, which clearing a dictionary would not reset.
+    Raises ``RLWatchError`` if there is no optimizer, or if one is not a ``torch.optim.Optimizer``. DeepSpeed's
+    optimizers, for example, keep state in their own partitions, and clearing a dictionary would not reset it.
     """
     inner = [
         one
@@ -163,9 +178,10 @@ def clearable(optimizers: Iterable[Any]) -> list[Optimizer]:
 
 
 def clear_state(optimizers: Iterable[Any]) -> int:
-    """Forget the moments and step counts of every parameter; returns how many had any.
+    """Clear the moments and step counts of every parameter of ``optimizers``, and return how many parameters had state.
 
-    The next step begins as a new optimizer would. Learning rates and other settings stay.
+    The next step begins as that of a new optimizer. Learning rates and other settings stay. Raises ``RLWatchError`` as
+    :func:`clearable` does.
     """
     every = list(optimizers)
     clearable(every)

@@ -1,4 +1,4 @@
-"""``rollback``: restore a snapshot's weights and optimizer during training."""
+"""Handler of the command ``rollback``, which restores the weights and optimizer of a snapshot during training."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ UNDONE = "undone by a roll-back"
 
 @dataclass(frozen=True, slots=True)
 class RollbackMeans:
-    """Access of a roll-back to the trainer.
+    """Functions by which a roll-back reads and changes the trainer.
 
     Attributes
     ----------
     step
-        The step that has ended.
+        Returns the number of the step that has ended.
     paced
-        Optimizers and schedulers; a learning rate lowered by a command stays lowered.
+        Returns optimizers and schedulers, so that a learning rate lowered by a command stays lowered.
     drop
-        Drops rollouts that wait to be trained on, and makes the rollout engine load the weights again. Returns a
-        message, "" if there was nothing to drop.
+        Drops rollouts that wait to be trained on, and makes the rollout engine load the weights again. Receives the
+        step of the restored snapshot. Returns a message, "" if there was nothing to drop.
     """
 
     step: Callable[[], int]
@@ -42,9 +42,10 @@ class RollbackMeans:
 
 
 def chosen(keeper: SnapshotKeeper, command: Command, step: int, restored: tuple[int, int] | None) -> Snapshot:
-    """Return the snapshot that ``command`` names after ``step``. Raises ``RLWatchError`` if there is none.
+    """Return the snapshot to which ``command`` asks to return, after ``step`` has ended.
 
-    ``restored``: the step of the last roll-back, and of the state that it put back.
+    ``restored``: the step of the last roll-back and the step of the state that it restored, or None. Raises
+    ``RLWatchError`` if there is no such snapshot, or if the trainer is in that state already.
     """
     to = COMMAND_KINDS[ROLLBACK].read(command.args)["to"]
     snapshot = keeper.find(str(to))
@@ -56,12 +57,14 @@ def chosen(keeper: SnapshotKeeper, command: Command, step: int, restored: tuple[
 
 
 class Rollback:
-    """Handles ``rollback`` with ``{"to": "last-good" or a step}``.
+    """Handler of the command ``rollback`` with ``{"to": t}``, where t is ``"last-good"`` or the step of a snapshot.
 
-    Weights, optimizer, schedule and loss scale are restored bit for bit; the state before is kept as the snapshot of
-    this step, so that ``rollback --to`` that step undoes it. The reference, the KL coefficient, the trainer's step
-    counter and the random generators are not restored: the same samples would fail in the same way. Either everything
-    changes, on all ranks, or nothing.
+    Weights, optimizer, schedule and loss scale are restored bit for bit. The state before the roll-back is kept as the
+    snapshot of the current step, so that ``rollback --to`` that step undoes it. The reference, the KL coefficient, the
+    trainer's step counter and the random generators are not restored: the same samples would fail in the same way.
+    Either everything changes, on all ranks, or nothing.
+
+    ``keeper`` has the snapshots, None if none are kept. ``means`` reads and changes the trainer.
     """
 
     kind: str = ROLLBACK
@@ -73,22 +76,26 @@ class Rollback:
         self._open: tuple[Snapshot, Snapshot, Pace] | None = None
 
     def resolved(self, command: Command) -> Command:
-        """Return the command with the step of the last good snapshot, which only rank 0 knows."""
+        """Return ``command`` with ``last-good`` replaced by the step of the last good snapshot, which only rank 0
+        knows.
+        """
         to = COMMAND_KINDS[self.kind].read(command.args)["to"]
         good = self.last_good() if to == LAST_GOOD else None
         return command if good is None else replace(command, args={"to": good})
 
     def last_good(self) -> int | None:
-        """Return the step of the newest good snapshot, or None."""
+        """Return the step of the newest snapshot that was judged good, or None."""
         return None if self._keeper is None else self._keeper.newest_good()
 
     def check(self, command: Command) -> None:
-        """Raise ``RLWatchError`` if there is no such snapshot, or it does not fit."""
+        """Raise ``RLWatchError`` if no snapshots are kept, if there is none as requested, or if it cannot be
+        restored.
+        """
         keeper = self._kept()
         keeper.fits(self._chosen(keeper, command))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Restore the snapshot and return a report. :meth:`settled` makes it final, or undoes it."""
+        """Restore the snapshot and return a report. :meth:`settled` makes the roll-back final, or undoes it."""
         keeper, step = self._kept(), self._means.step()
         snapshot = self._chosen(keeper, command)
         kept = keeper.fits(snapshot)
@@ -104,7 +111,10 @@ class Rollback:
         return self._report(snapshot, kept, step, dropped)
 
     def settled(self, command: Command, refusal: str | None) -> None:  # noqa: ARG002  (the signature of the port)
-        """Keep the state before as the snapshot of its step, or restore it if a rank failed."""
+        """Make the roll-back final if all ranks succeeded (``refusal`` is None), else restore the state before it.
+
+        When final, the state before the roll-back is kept as the snapshot of its step.
+        """
         done, self._open = self._open, None
         if done is None:
             return

@@ -32,13 +32,13 @@ from rlwatch.tensors.megatron import divided
 
 INSTEAD = "use the trainer's own checkpoints instead"
 PLAIN = (bool, int, float, str, type(None))
-"""Types in an optimizer's state, other than tensors, that can be copied and written to a file."""
+"""Types of values in an optimizer's state, other than tensors, that can be copied and written to a file."""
 PER_PARAMETER = "optimizer/{optimizer}/{group}/{parameter}/"
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The trainer's current objects whose state is copied."""
+    """The trainer's current objects whose state a snapshot copies: model, optimizers, schedulers and loss scaler."""
 
     model: nn.Module
     optimizers: Sequence[Any] = ()
@@ -46,7 +46,9 @@ class Holdings:
     scaler: Any = None
 
     def obstacle(self) -> str | None:
-        """Return the reason why their state cannot be copied and restored in place, or None."""
+        """Return the reason why the state of these objects cannot be copied and restored in place, or None if it
+        can.
+        """
         if divided(self.model) or any(megatron.steps(one) for one in self.optimizers):
             return f"Megatron cuts the model and its optimizer over ranks; {INSTEAD}"
         for name, parameter in self.model.named_parameters():
@@ -62,7 +64,10 @@ class Holdings:
         return None
 
     def inner_optimizers(self) -> list[Optimizer]:
-        """Return the torch optimizers inside wrappers. Raises ``RLWatchError`` with the obstacle, if there is one."""
+        """Return the torch optimizers inside the wrappers of accelerate and others.
+
+        Raises ``RLWatchError`` with the reason if the state cannot be copied and restored in place.
+        """
         reason = self.obstacle()
         if reason is not None:
             raise RLWatchError(reason)
@@ -71,16 +76,16 @@ class Holdings:
 
 @dataclass(slots=True)
 class StateCopy:
-    """A copy of the state at one moment.
+    """A copy of the training state at one moment.
 
     Attributes
     ----------
     tensors
         Name -> tensor in this process's memory: ``model/NAME``, ``optimizer/I/GROUP/PARAMETER/KEY``.
     plain
-        All else, in plain values: parameter groups, schedulers, loss scale, random generators.
+        Everything else, in plain values: parameter groups, schedulers, loss scale, random generators.
     places
-        Name -> device of the tensor that was copied.
+        Name of a tensor -> device of the original tensor.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -89,20 +94,21 @@ class StateCopy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """Return the number of bytes in the copied tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def finite(self) -> bool:
-        """Return True if every weight is finite."""
+        """Return True if every copied weight is finite."""
         weights = (tensor for name, tensor in self.tensors.items() if name.startswith("model/"))
         return all(bool(tensor.isfinite().all()) for tensor in weights if tensor.is_floating_point())
 
 
 def tensors_of(held: Holdings) -> dict[str, Tensor]:
-    """Return the tensors of this rank by name: trained parameters, saved buffers, the optimizer's state.
+    """Return the tensors of this rank that a snapshot copies, by name: trained parameters, saved buffers, optimizer
+    state.
 
-    They share memory with training. Raises ``RLWatchError`` where the state cannot be copied.
+    They share memory with training. Raises ``RLWatchError`` if the state cannot be copied.
     """
     optimizers = held.inner_optimizers()
     found = {f"model/{name}": local(tensor).detach() for name, tensor in named_tensors(held.model) if _trained(tensor)}
@@ -128,7 +134,11 @@ def _states(optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Tensor, Mapp
 
 
 def plain_of(held: Holdings) -> dict[str, Any]:
-    """Return what is not a tensor of a parameter, as a deep copy of plain values."""
+    """Return the part of the training state that is not in tensors, as a deep copy in plain values.
+
+    It holds the settings of parameter groups, numbers in the optimizer's state, schedulers, loss scale and random
+    generators. Raises ``RLWatchError`` if the state cannot be copied.
+    """
     optimizers = held.inner_optimizers()
     groups = [[_settings(group) for group in optimizer.param_groups] for optimizer in optimizers]
     numbers = {
@@ -161,7 +171,9 @@ def _scales(scaler: Any) -> bool:
 
 
 def check_fits(held: Holdings, kept: StateCopy) -> None:
-    """Raise ``RLWatchError`` with the reason if ``kept`` does not fit what ``held`` is now. Changes nothing."""
+    """Raise ``RLWatchError`` with the reason if the copy ``kept`` cannot be restored into the objects ``held``. Changes
+    nothing.
+    """
     optimizers = held.inner_optimizers()
     now = {name: tensor for name, tensor in tensors_of(held).items() if name.startswith("model/")}
     then = {name: tensor for name, tensor in kept.tensors.items() if name.startswith("model/")}
@@ -193,9 +205,10 @@ def _same_kind(name: str, now: Tensor, then: Tensor) -> None:
 
 
 def put_back(held: Holdings, kept: StateCopy, before: StateCopy, *, generators: bool) -> None:
-    """Restore the state of ``kept`` bit for bit; if that fails, restore ``before`` and raise.
+    """Restore the state ``kept`` into the objects ``held``, bit for bit. If that fails, restore ``before`` and raise
+    the error.
 
-    ``generators``: the random generators, too. Call :func:`check_fits` before.
+    ``generators``: restore the random generators, too. Call :func:`check_fits` before.
     """
     with Reported(lambda _error: _write(held, before, generators=generators)):
         _write(held, kept, generators=generators)
@@ -297,7 +310,7 @@ def _random_restored(states: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True)
 class Fence:
-    """Completion of copies that a device still makes."""
+    """Events that mark the end of copies which a device is still making."""
 
     events: list[Any] = field(default_factory=list)
 
@@ -307,17 +320,17 @@ class Fence:
             torch.cuda.current_stream(device).wait_event(event)
 
     def wait(self) -> None:
-        """Wait until the copies are complete."""
+        """Block this thread until the copies are complete."""
         for _device, event in self.events:
             event.synchronize()
         self.events = []
 
 
 class SideCopier:
-    """Copies tensors into host memory: on CUDA into pinned memory, on a stream of its own.
+    """Copier of tensors into host memory: on CUDA into pinned memory, on a stream of its own.
 
-    Training continues meanwhile; only the next optimizer step waits, on the device, until its old values are copied.
-    Returned buffers are reused.
+    Training continues meanwhile. Only the next optimizer step waits, on the device, until its old values are copied.
+    Buffers that :meth:`give_back` returns are reused. ``seam`` is the error boundary around the hook on the optimizer.
     """
 
     def __init__(self, seam: ErrorBoundary | None = None) -> None:
@@ -328,7 +341,10 @@ class SideCopier:
         self._open = Fence()
 
     def copy(self, held: Holdings) -> tuple[StateCopy, Fence]:
-        """Return a copy of the current state. Raises ``RLWatchError`` if it cannot be copied."""
+        """Return a copy of the current state of ``held``, and the fence to wait for before its tensors are read.
+
+        Raises ``RLWatchError`` if the state cannot be copied.
+        """
         live, fence = tensors_of(held), Fence()
         buffers = self._spare.pop() if self._spare else {}
         kept = StateCopy({}, plain_of(held), {name: str(tensor.device) for name, tensor in live.items()})
@@ -345,13 +361,13 @@ class SideCopier:
         return kept, fence
 
     def give_back(self, kept: StateCopy) -> None:
-        """Reuse the buffers of ``kept``, which must not be read any more, for a later copy."""
+        """Reuse the buffers of ``kept`` for a later copy. Its tensors must not be read any more."""
         if not self._spare:
             self._spare.append(kept.tensors)
 
     @property
     def spare_bytes(self) -> int:
-        """Return the bytes of the buffers that wait for reuse."""
+        """Return the number of bytes in buffers that wait for reuse."""
         return sum(tensor.nbytes for buffers in self._spare for tensor in buffers.values())
 
     def _beside(
@@ -403,20 +419,22 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A snapshot on disk, and the digest that its bytes must have."""
+    """A snapshot on disk: its path, the SHA-256 digest that its bytes must have, and the step after which it was
+    taken.
+    """
 
     path: Path
     sha256: str
     step: int
 
     def remove(self) -> None:
-        """Remove it and its digest; a file that is gone is no error."""
+        """Delete the snapshot file and the file with its digest. It is no error if they are gone."""
         self.path.unlink(missing_ok=True)
         _beside(self.path).unlink(missing_ok=True)
 
 
 def writable(kept: StateCopy) -> bool:
-    """Return whether the copy could be read again without executing code in the file."""
+    """Return True if the plain values of ``kept`` could be read from a file without executing code in that file."""
     written = io.BytesIO()
     torch.save(kept.plain, written)
     written.seek(0)
@@ -428,7 +446,10 @@ def writable(kept: StateCopy) -> bool:
 
 
 def write_snapshot(path: Path, kept: StateCopy, step: int) -> SnapshotFile:
-    """Write ``kept`` to ``path`` atomically. Raises ``OSError``, for instance for a full disk, and leaves no file."""
+    """Write ``kept``, the state after ``step``, to ``path`` atomically, with its SHA-256 in a second file.
+
+    Raises ``OSError``, for instance for a full disk, and then leaves no file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -451,7 +472,10 @@ def write_snapshot(path: Path, kept: StateCopy, step: int) -> SnapshotFile:
 
 
 def read_snapshot(file: SnapshotFile) -> StateCopy:
-    """Read it, after comparing its digest. Raises ``RLWatchError`` if it is missing, differs, or is no snapshot."""
+    """Read a snapshot from disk after comparing its digest.
+
+    Raises ``RLWatchError`` if the file is missing, cannot be read, or differs from what was written.
+    """
     try:
         found = _sha256(file.path)
         if found != file.sha256:

@@ -1,11 +1,11 @@
-"""Snapshots during training: when they are taken, which are kept, and which are good to return to.
+"""Snapshots of the training state during a run: when they are taken, which are kept, and which are good to return to.
 
 A :class:`SnapshotKeeper` is called at every safe boundary. It takes a snapshot when one is due and the budgets of
-memory and time allow it, and marks an older one as good once the rows up to it have been judged
+memory and time allow it. It marks an older one as good once the run's rows up to it have been judged as sound
 (:mod:`rlwatch.monitor.step_judge`).
 
-With several ranks each keeps its own part. The rank that records decides for all when one is taken, which are kept and
-which are good (:class:`SnapshotPlan`); all take it at the same boundary, or none does (:class:`TakeTogether`).
+With several ranks each keeps its own part. Rank 0 decides for all when one is taken, which are kept and which are good
+(:class:`SnapshotPlan`). All ranks take a snapshot at the same boundary, or none does (:class:`TakeTogether`).
 """
 
 from __future__ import annotations
@@ -42,30 +42,31 @@ from rlwatch.run.machine import container_memory
 
 GIB = float(1 << 30)
 DEFAULT_PART = 0.5
-"""Default budget as a part of the memory that is free at the first snapshot, if ``memory_gb`` is not given."""
+"""Default memory budget, as a part of the memory that is free at the first snapshot, if ``memory_gb`` is not given."""
 UNJUDGED = "the rows up to it have not been judged"
 BESIDE_GOOD = 3
-"""Snapshots kept in addition to the good ones: the first, the newest, and one that is not judged yet."""
+"""Number of snapshots kept in addition to the good ones: the first, the newest, and one that is not judged yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """Settings of snapshots: how often, how many, and at what price.
+    """Settings of snapshots of the training state: how often, how many, and at what cost.
 
     Parameters
     ----------
     every
-        Steps between two snapshots, an integer >= 1; taken at the next safe boundary.
+        Steps between two snapshots, an integer >= 1. A snapshot is taken at the next safe boundary.
     keep
         Good snapshots that are kept in addition to the first and the newest one, an integer >= 3.
     memory_gb
-        Host memory that all snapshots of this process may take, GiB, > 0. None: half of what is free at the first.
+        Host memory that all snapshots of this process may take, in GiB, > 0. None: half of what is free at the first
+        snapshot.
     share
-        Part of the training time that taking them may cost this thread, in (0, 1]: if one takes longer, they become
+        Part of the training thread's time that taking snapshots may cost, in (0, 1]. If one takes longer, they become
         rarer. 1: no limit.
     where
-        Directory to which good snapshots are written besides, on a thread of their own. Written ones leave the memory
-        first. None: nothing is written.
+        Directory to which good snapshots are also written, on a background thread. Written ones leave the memory first.
+        None: nothing is written.
 
     Raises
     ------
@@ -96,7 +97,10 @@ class Snapshots:
 
     @classmethod
     def of(cls, wish: bool | Snapshots) -> Snapshots | None:
-        """Return None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` otherwise."""
+        """Return the settings for ``wish``: None for False, the defaults for True, and ``Snapshots`` objects unchanged.
+
+        Raises ``ConfigError`` for any other value.
+        """
         if isinstance(wish, cls):
             return wish
         if isinstance(wish, bool):
@@ -109,7 +113,11 @@ class Snapshots:
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state after ``step``. ``good``: True, False, or None while the rows up to it are not judged."""
+    """One snapshot: the training state after ``step``, in memory (``kept``), on disk (``file``) or both.
+
+    ``good`` is True if the run was sound up to it, False if not (``why_not`` has the reason), and None while the rows
+    up to it are not judged. ``fence`` marks the end of a copy that a device is still making.
+    """
 
     step: int
     kept: StateCopy | None
@@ -123,11 +131,14 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of memory that it holds."""
+        """Return the bytes of memory that the snapshot occupies, 0 if it is only on disk."""
         return 0 if self.kept is None else self.kept.nbytes
 
     def state(self) -> StateCopy:
-        """Return its content, read from its file if need be. Raises ``RLWatchError`` if that is damaged."""
+        """Return the copied state, from memory or else from the file.
+
+        Raises ``RLWatchError`` if the file is damaged, or if the snapshot is neither in memory nor on disk.
+        """
         self.fence.wait()
         if self.kept is not None:
             return self.kept
@@ -137,10 +148,11 @@ class Snapshot:
 
 
 def to_drop(snapshots: Sequence[Snapshot]) -> Snapshot | None:
-    """Return the least useful snapshot: a bad one, else one not judged yet, else a good one close to others.
+    """Return the least useful of ``snapshots``, or None: a bad one, else one not judged yet, else a good one close to
+    others.
 
-    The first, the newest, the newest good one and the oldest of those not judged, which is judged next, are never
-    dropped. The older snapshots are, the farther apart they may lie: an alarm may come late.
+    Never dropped are the first, the newest, the newest good one and the oldest that is not judged, which is judged
+    next. The older snapshots are, the farther apart they may lie, because a failure may be detected late.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
     newest_good = max((one.step for one in ordered if one.good), default=None)
@@ -161,7 +173,7 @@ def to_drop(snapshots: Sequence[Snapshot]) -> Snapshot | None:
 
 
 def free_bytes() -> float:
-    """Return the memory that this process may still take, in bytes; infinite where that is not known."""
+    """Return the memory that this process may still take, in bytes; infinite if it is not known."""
     try:
         free = float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -174,16 +186,17 @@ def free_bytes() -> float:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """A snapshot for all ranks to take, and the verdicts on the others.
+    """A decision of rank 0 that all ranks execute: take a snapshot, keep some of the older ones, and adopt the
+    verdicts.
 
     Attributes
     ----------
     step
-        The step that has ended.
+        The step that has ended, after which the snapshot is taken.
     keep
-        Steps of the other snapshots to keep.
+        Steps of the older snapshots to keep.
     known
-        Judged snapshots: step, whether it is good, and why not.
+        Verdicts on older snapshots: step, True if it is good, and the reason if it is not.
     """
 
     step: int
@@ -191,12 +204,12 @@ class SnapshotPlan:
     known: tuple[tuple[int, bool, str], ...] = ()
 
     def plain(self) -> dict[str, JSON]:
-        """Return the plan as arguments of a command."""
+        """Return the plan as JSON values, for the arguments of a command."""
         return {"step": self.step, "keep": list(self.keep), "known": [list(one) for one in self.known]}
 
     @classmethod
     def of(cls, args: Mapping[str, JSON]) -> SnapshotPlan:
-        """Read the output of :meth:`plain`."""
+        """Return the plan that :meth:`plain` wrote into ``args``."""
         given: Mapping[str, Any] = args
         known = tuple((int(step), bool(good), str(why)) for step, good, why in given["known"])
         return cls(int(given["step"]), tuple(int(step) for step in given["keep"]), known)
@@ -204,7 +217,9 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Snapshots to remove from memory because they are on disk, and snapshots to drop."""
+    """Snapshots to remove in order to free memory: ``release`` are on disk and leave the memory, ``drop`` are
+    deleted.
+    """
 
     release: list[Snapshot] = field(default_factory=list)
     drop: list[Snapshot] = field(default_factory=list)
@@ -217,22 +232,22 @@ def processes_here() -> int:
 
 
 class SnapshotKeeper:
-    """Takes, judges, keeps and returns the snapshots of one process. All methods run on the training thread.
+    """Owner of the snapshots of one process, which takes, judges, keeps and returns them on the training thread.
 
     Parameters
     ----------
     settings
         The user's settings.
     find
-        Returns the current objects to copy. May raise ``RLWatchError``.
+        Returns the trainer's current objects to copy. May raise ``RLWatchError``.
     seam
-        Gives access to the run's health, and records events.
+        Error boundary that leads to the run, its health and its events.
     available
         Returns the bytes of memory that are still free.
     seconds
-        A monotonic clock.
+        Monotonic clock, in seconds.
     owner
-        Run and rank for the names of files; by default those of the seam's run.
+        Returns run id and rank for the names of files; by default those of the run.
     """
 
     def __init__(
@@ -264,11 +279,14 @@ class SnapshotKeeper:
 
     @property
     def last_good(self) -> Snapshot | None:
-        """Return the newest snapshot that was judged good."""
+        """Return the newest snapshot that was judged good, or None."""
         return next((one for one in reversed(self.taken) if one.good), None)
 
     def begin(self, step: int) -> None:
-        """Start, or restart, after ``step``; later snapshots belong to another training and are dropped."""
+        """Begin to take snapshots after ``step``, at the start of training or after a return to an earlier step.
+
+        Snapshots of later steps belong to another training and are dropped.
+        """
         self.forget_after(step - 1)
         self._last = None
         self._judge()
@@ -276,14 +294,14 @@ class SnapshotKeeper:
             self._take(step)
 
     def newest_good(self) -> int | None:
-        """Judge the snapshots and return the step of the newest good one, or None."""
+        """Judge the snapshots that are not judged yet, and return the step of the newest good one, or None."""
         self._judge()
         return None if self.last_good is None else self.last_good.step
 
     def look(self, step: int) -> None:
-        """Judge snapshots, and take one if it is due, at a safe boundary after ``step``.
+        """Judge snapshots, and take one if it is due. Call it at a safe boundary after ``step``.
 
-        With several ranks :class:`TakeTogether` takes it.
+        With several ranks :class:`TakeTogether` takes the snapshot.
         """
         if self._last is not None and step < self._last[0]:
             self.begin(step)
@@ -295,7 +313,11 @@ class SnapshotKeeper:
     # Several ranks.
 
     def plan(self, step: int) -> SnapshotPlan | None:
-        """Return the plan for all ranks after ``step``, on the rank that records, if a snapshot is due."""
+        """Return the plan of a snapshot that all ranks take after ``step``, or None.
+
+        Only rank 0 of a run with several ranks returns a plan, and only if a snapshot is due and there is memory for
+        it.
+        """
         if not self._together or not self._records or not self._due(step):
             return None
         room = self._room(self._needed(), step)
@@ -308,7 +330,7 @@ class SnapshotKeeper:
         return SnapshotPlan(step, keep, tuple(one for one in known if one[0] in keep))
 
     def allows(self, plan: SnapshotPlan) -> None:
-        """Raise ``RLWatchError`` if there is not enough memory for the plan. Changes nothing."""
+        """Raise ``RLWatchError`` if this rank has not enough memory for the snapshot in ``plan``. Changes nothing."""
         self._planned_at = self._seconds()
         if any(one.step == plan.step for one in self.taken):
             raise RLWatchError(f"there is a snapshot of step {plan.step} already")
@@ -318,7 +340,10 @@ class SnapshotKeeper:
             raise RLWatchError(self._full(needed, held))
 
     def carry_out(self, plan: SnapshotPlan) -> None:
-        """Execute the plan: drop, take, and adopt its verdicts."""
+        """Execute ``plan`` on this rank: drop snapshots, adopt the verdicts, and take the new snapshot.
+
+        Raises ``RLWatchError`` if there is no memory for it.
+        """
         for one in [one for one in self.taken if one.step not in plan.keep]:
             self._drop(one)
         judged = {step: (good, why_not) for step, good, why_not in plan.known}
@@ -332,7 +357,7 @@ class SnapshotKeeper:
             raise RLWatchError("there is no memory for a snapshot")
 
     def settled(self, plan: SnapshotPlan, refusal: str | None) -> None:
-        """Keep the planned snapshot if all ranks have taken it; drop it if one refused."""
+        """Keep the snapshot of ``plan`` if all ranks have taken it (``refusal`` is None); drop it if a rank refused."""
         ended = self._seconds()
         self._last, self._cost_s = (plan.step, ended), ended - (self._planned_at or ended)
         made, self._made = self._made, None
@@ -362,7 +387,11 @@ class SnapshotKeeper:
         return run is not None and run.rank == 0
 
     def find(self, to: str) -> Snapshot:
-        """Return the last good snapshot, or that of a step. Raises ``RLWatchError`` with the kept ones."""
+        """Return the snapshot that a command names: the last good one for ``"last-good"``, else that of the step
+        ``to``.
+
+        Raises ``RLWatchError`` with a list of the kept snapshots if there is no such snapshot.
+        """
         self._judge()
         if to == LAST_GOOD:
             good = self.last_good
@@ -375,12 +404,15 @@ class SnapshotKeeper:
         return found
 
     def described(self) -> str:
-        """Describe the kept snapshots and their verdicts."""
+        """Return the steps of the kept snapshots and the verdicts on them, as text for messages."""
         words = {True: "good", False: "not good", None: "not judged"}
         return ", ".join(f"{one.step} ({words[one.good]})" for one in self.taken) or "none"
 
     def fits(self, snapshot: Snapshot) -> StateCopy:
-        """Return the content of ``snapshot``. Raises ``RLWatchError`` if it cannot be restored now."""
+        """Return the state in ``snapshot`` after checking that it can be restored now and that its weights are finite.
+
+        Raises ``RLWatchError`` with the reason if it cannot.
+        """
         kept = snapshot.state()
         check_fits(self._find(), kept)
         if not kept.finite:
@@ -388,7 +420,10 @@ class SnapshotKeeper:
         return kept
 
     def now(self, step: int) -> Snapshot:
-        """Return a copy of the current state, outside the ring. Raises ``RLWatchError`` without enough memory."""
+        """Return a snapshot of the current state after ``step``, without adding it to the kept ones.
+
+        Raises ``RLWatchError`` if there is not enough memory.
+        """
         held = self._find()
         needed = sum(tensor.nbytes for tensor in tensors_of(held).values())
         if needed > self._copier.spare_bytes and needed > self._available():
@@ -398,16 +433,23 @@ class SnapshotKeeper:
         return Snapshot(step, kept, fence)
 
     def put_back(self, kept: StateCopy, before: StateCopy, *, generators: bool) -> None:
-        """Restore the state of ``kept``; see :func:`~rlwatch.integrations.snapshot_state.put_back`."""
+        """Restore the state ``kept`` into the trainer; restore ``before`` if that fails, and raise the error.
+
+        ``generators``: restore the random generators, too. See :func:`~rlwatch.integrations.snapshot_state.put_back`.
+        """
         put_back(self._find(), kept, before, generators=generators)
 
     def forget_after(self, step: int) -> None:
-        """Drop the snapshots after ``step``."""
+        """Drop the snapshots that were taken after ``step``."""
         for one in [one for one in self.taken if one.step > step]:
             self._drop(one)
 
     def rolled_back(self, to: Snapshot, undone: Snapshot) -> None:
-        """Replace the snapshots after ``to`` by ``undone``, the state before the roll-back, and count from there."""
+        """Record a roll-back to the snapshot ``to``: drop the later snapshots, and add ``undone``, the state before the
+        roll-back.
+
+        The next snapshot is due ``every`` steps after the roll-back.
+        """
         self.forget_after(to.step)
         self.taken.append(undone)
         self._last = (undone.step, self._seconds())
@@ -564,7 +606,9 @@ class SnapshotKeeper:
 
 
 class TakeTogether:
-    """Handles the internal command to take a snapshot: all ranks take it at the same boundary, or none keeps it."""
+    """Handler of the internal command to take a snapshot on all ranks at the same boundary; if one rank fails, none
+    keeps it.
+    """
 
     kind: str = TAKE_SNAPSHOT
 
@@ -572,31 +616,38 @@ class TakeTogether:
         self._keeper = keeper
 
     def due(self, step: int) -> Command | None:
-        """Return the command, on the rank that records, if a snapshot is due."""
+        """Return the command to take a snapshot after ``step``, on rank 0 if one is due; else None."""
         plan = self._keeper.plan(step)
         return None if plan is None else Command(uuid.uuid4().hex[:16], "", self.kind, plan.plain())
 
     def check(self, command: Command) -> None:
-        """Refuse if there is not enough memory."""
+        """Raise ``RLWatchError`` if this rank has not enough memory for the snapshot."""
         self._keeper.allows(SnapshotPlan.of(command.args))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Take the snapshot."""
+        """Take the snapshot on this rank."""
         self._keeper.carry_out(SnapshotPlan.of(command.args))
         return {}
 
     def settled(self, command: Command, refusal: str | None) -> None:
-        """Drop the snapshot if a rank failed to take it."""
+        """Keep the snapshot if all ranks took it (``refusal`` is None); drop it if a rank failed."""
         self._keeper.settled(SnapshotPlan.of(command.args), refusal)
 
 
 def keeper_of(settings: Snapshots | None, find: Callable[[], Holdings], seam: ErrorBoundary) -> SnapshotKeeper | None:
-    """Return the keeper of a run, or None if snapshots are off."""
+    """Return the snapshot keeper of a run, or None if ``settings`` is None (snapshots are off).
+
+    ``find`` returns the trainer's objects to copy, ``seam`` is the run's error boundary.
+    """
     return None if settings is None else SnapshotKeeper(settings, find, seam)
 
 
 def checked(settings: Snapshots | None, find: Callable[[], Holdings]) -> None:
-    """Raise ``ConfigError`` if snapshots are on but not possible here, or if their directory cannot be created."""
+    """Raise ``ConfigError`` if snapshots are on but not possible for this trainer, or if their directory cannot be
+    created.
+
+    ``find`` returns the trainer's objects to copy. None as ``settings`` means that snapshots are off.
+    """
     if settings is None:
         return
     try:

@@ -1,4 +1,7 @@
-"""Stages of a trainer: timed methods, wrapped on the instance, and the update, timed between callbacks."""
+"""Seconds that a trainer spends in each stage of a step (sampling, rewards, update and others).
+
+Methods of the trainer are wrapped on the instance and timed. The update is timed between two callbacks.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,26 @@ METHODS = {
     "_save_checkpoint": "checkpoint",
     "evaluate": "evaluation",
 }
-"""Method of a ``Trainer``, or of TRL's trainers -> its stage."""
+"""Name of a method of transformers' or TRL's ``Trainer`` -> name of the stage in which the time of its calls counts."""
 WITHIN = {"logprobs": "sampling"}
-"""Stage -> the only enclosing stage in which it counts: log-probs computed in the update belong to the update."""
+"""Stage -> the only enclosing stage in which its time counts. Log-probs that are computed during the update count as
+update.
+"""
 VLLM = {"sync_weights": "weight_sync"}
-"""The same for TRL's client of vLLM."""
+"""Name of a method of TRL's client of vLLM -> stage in which the time of its calls counts."""
 
 
 def clock_of(run: Run | None) -> StageClock | None:
-    """Return the clock of a run, or None without a run, or for an object that is not rlwatch's."""
+    """Return the clock that times the stages of ``run``; None if ``run`` is None or has no such clock."""
     clock = getattr(run, "stages", None)
     return clock if isinstance(clock, StageClock) else None
 
 
 def tap_stages(trainer: Any, seam: ErrorBoundary) -> None:
-    """Time the methods of ``trainer`` that are stages."""
+    """Wrap the methods of ``trainer`` and of its vLLM client that are stages of a step, so that their calls are timed.
+
+    ``seam`` is the error boundary that leads to the run and its clock.
+    """
     tap_methods(trainer, METHODS, seam, WITHIN)
     tap_methods(getattr(trainer, "vllm_generation", None), VLLM, seam)
 
@@ -44,7 +52,11 @@ _NOWHERE: Mapping[str, str] = {}
 def tap_methods(
     owner: object, methods: Mapping[str, str], seam: ErrorBoundary, within: Mapping[str, str] = _NOWHERE
 ) -> None:
-    """Time the existing ``methods`` of ``owner``: method -> stage; ``within``: stage -> its only enclosing stage."""
+    """Wrap methods of ``owner``, so that the time of their calls counts in a stage. Missing methods are skipped.
+
+    ``methods`` maps the name of a method to a stage. ``within`` maps a stage to the only enclosing stage in which it
+    counts. ``seam`` is the error boundary that leads to the run and its clock.
+    """
     for method, stage in methods.items():
         if callable(getattr(owner, method, None)):
             _tap(owner, method, stage, seam, within.get(stage))
@@ -64,7 +76,9 @@ def _tap(owner: object, method: str, stage: str, seam: ErrorBoundary, within: st
 
 
 class StepStages:
-    """Stages timed by a trainer's callbacks: the update from the beginning of a step to its end, and evaluations."""
+    """Timer of stages that a trainer's callbacks mark: the update, from the beginning of a step to its end, and
+    evaluations.
+    """
 
     def __init__(self, seam: ErrorBoundary) -> None:
         self._seam = seam
@@ -72,34 +86,40 @@ class StepStages:
         self._steps = 0
 
     def begin(self, stage: str) -> None:
-        """Enter ``stage``, after leaving one that is still open."""
+        """Start the timing of ``stage``. If another stage is still open, it ends first."""
         clock = clock_of(self._seam.run)
         if clock is not None:
             clock.leave(self._open)
             self._open = clock.enter(stage)
 
     def end(self) -> None:
-        """Leave the current stage."""
+        """End the timing of the stage that :meth:`begin` started; does nothing if none is open."""
         clock, opened = clock_of(self._seam.run), self._open
         self._open = None
         if clock is not None:
             clock.leave(opened)
 
     def evaluates(self) -> None:
-        """Enter the evaluation, for a trainer whose methods are not timed."""
+        """Start the timing of an evaluation, for a trainer whose methods are not timed. Does nothing while a stage is
+        open.
+        """
         clock = clock_of(self._seam.run)
         if clock is not None and not clock.tapped and self._open is None:
             self.begin("evaluation")
 
     def step_ended(self, step: int) -> None:
-        """Note the end of a step, which other code may not report."""
+        """Count ``step`` as ended, so that seconds can be divided by the number of steps."""
         clock = clock_of(self._seam.run)
         if clock is not None:
             self._steps += 1
             clock.ended(step)
 
     def taken(self, run: Run, step: int) -> Mapping[str, float]:
-        """Return the seconds per step of each stage since the last log, if no other code records them."""
+        """Return the seconds per step of each stage since the last call, and record the single spans of time in
+        ``run``.
+
+        Empty if methods of the trainer are timed, because the times are then recorded elsewhere.
+        """
         clock, steps = clock_of(run), max(1, self._steps)
         if clock is None or clock.tapped:
             return {}

@@ -1,7 +1,8 @@
-"""Measurements of one optimizer step: micro-batches are copied to the CPU at once, and ranks merged to one record.
+"""Measurements of one optimizer step: collected on the device, copied to the CPU at once, and merged over ranks.
 
-A :class:`StepTally` collects on the device; sealed it is a :class:`WholeStep` (one rank) or a :class:`SharedStep` (a
-rank's share, which rank 0 merges). If a driver controls workers, :func:`merge_workers` merges their tallies.
+A :class:`StepTally` collects on the device. :meth:`StepTally.seal` makes it a :class:`WholeStep` (one rank) or a
+:class:`SharedStep` (the part of one rank of several, which rank 0 merges). If a driver process controls workers,
+:func:`merge_workers` merges their tallies.
 """
 
 from __future__ import annotations
@@ -35,31 +36,34 @@ if TYPE_CHECKING:
 
 
 POOLED = 2**18
-"""Positions (responses times the longest) up to which micro-batches are pooled: some 10 MB, twice that while they are
-concatenated. Batches with experts are never pooled.
+"""Number of positions (responses times the longest) up to which micro-batches are pooled and measured together.
+
+That is some 10 MB, and twice as much while they are concatenated. Batches with experts are never pooled.
 """
 PADDING = 1.5
 """Largest ratio of padded to actual positions in a pool, because padding costs time on a CPU."""
 
 Measure = Callable[[TokenBatch], Stats]
-"""Measures responses; the result does not depend on how they are batched."""
+"""Function that measures the responses of a batch; its result does not depend on how they are batched."""
 
 
 def everything(batch: TokenBatch) -> Stats:
-    """Return all statistics, and the distributions of token quantities."""
+    """Return all statistics of ``batch``, and the distributions of its token quantities."""
     return observe(batch) | observe_distributions(batch)
 
 
 def core(batch: TokenBatch) -> Stats:
-    """Return the statistics that take one or two passes, and the distributions of token quantities."""
+    """Return the statistics of ``batch`` that take one or two passes over its tokens, and the distributions of token
+    quantities.
+    """
     return observe(batch, full=False) | observe_distributions(batch)
 
 
 class StepTally:
-    """Collects the measurements of one step. Everything stays on the device until :meth:`seal`.
+    """Collector of the measurements of one step. Everything stays on the device until :meth:`seal`.
 
-    Copies of small micro-batches are pooled and measured together, because a statistic is a few device operations
-    whose time is mostly launch overhead.
+    Copies of small micro-batches are pooled and measured together, because a statistic is a few device operations whose
+    time is mostly launch overhead. ``stats`` are statistics to begin with.
     """
 
     __slots__ = ("_measure", "_pool", "_spikes", "_stats", "numbers", "rows", "stages")
@@ -97,10 +101,11 @@ class StepTally:
     def add_batch(
         self, batch: TokenBatch, *, full: bool = True, instead: Stats | None = None, by: Measure | None = None
     ) -> None:
-        """Add a micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`.
+        """Add a micro-batch. ``full``: compute also the statistics that sort, group or compare tokens.
 
         ``instead`` are the trainer's own statistics of this micro-batch, which replace measured ones of the same name.
-        ``by`` measures it instead of the usual observers.
+        ``by`` measures the batch instead of the usual functions. Raises the error of a pooled earlier batch that could
+        not be measured; ``batch`` is added nevertheless.
         """
         known = frozenset(instead or ())
         measure = by or (everything if full else core)
@@ -116,7 +121,7 @@ class StepTally:
             raise error
 
     def add_stats(self, stats: Stats) -> None:
-        """Add more statistics of a micro-batch."""
+        """Merge ``stats``, further statistics of a micro-batch, into those of the step."""
         self._stats = merge(self._stats, stats)
 
     def _fits(self, batch: TokenBatch, known: frozenset[str]) -> bool:
@@ -128,9 +133,9 @@ class StepTally:
         )
 
     def measure(self) -> None:
-        """Measure the pooled micro-batches; those that fail are left out of the step.
+        """Measure the pooled micro-batches. Those that fail are left out of the step.
 
-        Raises the first error after trying all; a batch that fails affects no other.
+        Raises the first error after all were tried; a batch that fails affects no other.
         """
         pool, self._pool = self._pool, []
         if not pool or raised_by(self._take, pool) is None:
@@ -150,11 +155,15 @@ class StepTally:
             self.rows += batch.logp.shape[0]
 
     def add_number(self, name: str, value: float) -> None:
-        """Add a number that is on the CPU already; several of one step are averaged."""
+        """Add ``value`` of the metric ``name``, a number that is on the CPU already. Several values in one step are
+        averaged.
+        """
         self.numbers.setdefault(name, []).append(float(value))
 
     def end_stages(self, step: int, run: Run | None) -> None:
-        """End the stages of ``step``: add the seconds in each as metrics, and their times as a record."""
+        """End the timing of the stages of ``step`` in ``run``: add the seconds of each stage as metrics, and its spans
+        as a record.
+        """
         clock = clock_of(run)
         if clock is not None:
             clock.tapped = True
@@ -163,9 +172,9 @@ class StepTally:
                 self.add_number(name, seconds)
 
     def seal(self, step: int, *, shared: bool = False) -> SealedStep:
-        """End the collection and start copying everything to the CPU at once.
+        """End the collection of ``step`` and start copying everything to the CPU at once.
 
-        ``shared``: this is one rank's share of the step (:attr:`rlwatch.run.Run.linked`).
+        ``shared``: the result is the part of one rank, which rank 0 merges (:attr:`rlwatch.run.Run.linked`).
         """
         with torch.no_grad():
             if shared:
@@ -193,28 +202,33 @@ def _padded(batches: Sequence[TokenBatch]) -> int:
 
 
 class SealedStep(Protocol):
-    """A step that is being copied to the CPU, measured by this rank completely or as a share."""
+    """Measurements of one step that are being copied to the CPU: of the whole step, or of this rank's part."""
 
     @property
     def step(self) -> int:
-        """Return the trainer's global step."""
+        """Return the trainer's global step that was measured."""
         ...
 
     def ready(self) -> bool:
-        """Return True if :meth:`deliver` would not wait."""
+        """Return True if :meth:`deliver` would not wait for the device."""
         ...
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
-        """Record the step, or send the share; returns its metrics, which for a share are filled in later.
+        """Record the step in ``run``, or send this rank's part to rank 0. Returns the metrics.
 
-        ``decode`` converts the ids of the extreme tokens to text, which is recorded with them.
+        For a part the metrics are filled in later, and only on rank 0. ``decode`` converts the ids of the extreme
+        tokens to text, which is recorded with them.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WholeStep:
-    """A step measured completely by this rank. ``quantities``: those with recorded distributions."""
+    """Measurements of a step that this rank measured completely, being copied to the CPU.
+
+    ``quantities`` are the token quantities with recorded distributions, ``columns`` those of the table of extreme
+    tokens.
+    """
 
     step: int
     names: list[str]
@@ -225,11 +239,15 @@ class WholeStep:
     stages: Sequence[Span] = ()
 
     def ready(self) -> bool:
-        """Return True if :meth:`deliver` would not wait."""
+        """Return True if :meth:`deliver` would not wait for the device."""
         return self.transfer.ready()
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
-        """Record the step; returns its metrics, without those never measured (a count of 0)."""
+        """Record the step in ``run`` and return its metrics, without those that were never measured (with a count of
+        0).
+
+        ``decode`` converts the ids of the extreme tokens to text, which is recorded with them.
+        """
         arrays = self.transfer.read()
         n = len(self.names)
         values, counts, rest = arrays[:n], arrays[n : 2 * n], arrays[2 * n :]
@@ -252,17 +270,20 @@ def _averages(numbers: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in numbers.items()}
 
 
-# One step of several ranks: each measures its share of the batch, and rank 0 merges the shares.
+# One step of several ranks: each measures its part of the batch (a share), and rank 0 merges the shares.
 
 _HEAD = struct.Struct("!I")
 _TYPES = {torch.float32: "f4", torch.float16: "f4", torch.bfloat16: "f4", torch.bool: "b1"}
 MOST_SPIKES = 64
-"""Most rows of extreme tokens recorded for a step, over all ranks."""
+"""Largest number of extreme tokens recorded for a step, over all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPayload:
-    """Measurements of one rank, on the CPU."""
+    """Measurements of one rank for one step, on the CPU.
+
+    ``rows`` (K, 1 + C) has the score of each extreme token and its values in ``columns``, ``texts`` the tokens as text.
+    """
 
     stats: Stats
     columns: tuple[str, ...] = ()
@@ -273,9 +294,10 @@ class RankPayload:
 
 @dataclass(frozen=True, slots=True)
 class SharedStep:
-    """One rank's share of a step, a :class:`~rlwatch.ports.PendingRecord` for :meth:`rlwatch.run.Run.send`.
+    """Measurements of one rank for one step, being copied to the CPU, to be sent to rank 0 and merged there.
 
-    ``numbers`` are taken from rank 0, because a trainer computes its logged metrics over all ranks.
+    It is a :class:`~rlwatch.ports.PendingRecord` for :meth:`rlwatch.run.Run.send`. ``numbers`` are taken from rank 0,
+    because a trainer computes its logged metrics over all ranks.
     """
 
     step: int
@@ -296,7 +318,7 @@ class SharedStep:
         numbers: Mapping[str, float],
         stages: Sequence[Span] = (),
     ) -> SharedStep:
-        """Start copying everything to the CPU at once."""
+        """Start copying all measurements of ``step`` on this rank to the CPU at once."""
         layout, tensors = pack(stats)
         if spikes is not None:
             tensors.append(spikes.rows)
@@ -305,18 +327,20 @@ class SharedStep:
         return cls(step, layout, types, columns, numbers, Transfer(tensors), stages=stages)
 
     def ready(self) -> bool:
-        """Return True if it can be read without waiting for the device."""
+        """Return True if the measurements can be read without waiting for the device."""
         return self.transfer.ready()
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
-        """Send the share. Returns the metrics of the merged steps on rank 0, which are filled in later."""
+        """Send the measurements to rank 0. Returns the metrics of the merged steps on rank 0, which are filled in
+        later.
+        """
         if decode is not None and self.columns:  # on this thread, because two threads must not share a tokenizer
             self.texts.extend(texts_of(self.transfer.read()[-1], self.columns, decode))
         run.send(self)
         return {} if run.ranks is None else run.ranks.latest
 
     def encode(self) -> bytes:
-        """Encode as bytes for rank 0."""
+        """Return the measurements encoded as bytes for rank 0."""
         arrays = [a.astype(kind) for a, kind in zip(self.transfer.read(), self.types, strict=True)]
         shapes = [list(array.shape) for array in arrays]
         head = {"layout": self.layout, "types": self.types, "shapes": shapes, "columns": self.columns}
@@ -324,7 +348,11 @@ class SharedStep:
         return b"".join([_HEAD.pack(len(text)), text, *map(_bytes_of, arrays)])
 
     def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
-        """Merge the shares: metrics, the extreme tokens of each rank, and the distributions of token quantities."""
+        """Merge the measurements of this rank, rank 0, with the encoded ones of the ``others`` (rank -> bytes).
+
+        Returns the metrics, and records of the extreme tokens of each rank, the distributions of token quantities and
+        the times of stages.
+        """
         shares = {0: self._own(), **{rank: decoded_share(others[rank]) for rank in sorted(others)}}
         stats: Stats = {}
         for share in shares.values():
@@ -340,7 +368,7 @@ class SharedStep:
 
 
 def decoded_share(data: bytes) -> RankPayload:
-    """Decode the output of :meth:`SharedStep.encode`."""
+    """Return the measurements of one rank that :meth:`SharedStep.encode` encoded as ``data``."""
     (length,) = _HEAD.unpack_from(data)
     at = _HEAD.size + length
     head: dict[str, Any] = json.loads(data[_HEAD.size : at])
@@ -350,7 +378,7 @@ def decoded_share(data: bytes) -> RankPayload:
 
 
 def read_stats(stats: Stats) -> dict[str, float]:
-    """Return the metrics of all statistics that were measured."""
+    """Return the metrics of all statistics in ``stats`` that were measured (with a count above 0)."""
     settled = {name: stat.settle() for name, stat in taken_apart(stats)[0].items()}
     return {name: float(stat.value()) for name, stat in settled.items() if float(stat.count) > 0}
 
@@ -402,16 +430,21 @@ def _arrays(data: bytes, at: int, described: Iterable[tuple[str, Sequence[int]]]
             yield whole[first:last].reshape(shape)
 
 
-# One global step, merged from the driver's measurements of the batch and the workers' of the update.
+# One global step, merged from what the driver measured of the batch and the workers of the update.
 
 
 WAITING = 2
-"""Most steps that wait for their statistics; further steps have none, and are counted."""
+"""Largest number of steps whose statistics are still being computed. Further steps get no statistics, and are
+counted.
+"""
 SLOW = "statistics take longer than training steps; a step goes without them"
 
 
 class StepThread:
-    """A background thread that computes and records steps in order, and counts the steps that it drops."""
+    """Background thread that computes and records steps in order, and counts the steps that it drops.
+
+    ``seam`` is the error boundary that leads to the run, ``name`` the prefix of the thread's name.
+    """
 
     def __init__(self, seam: ErrorBoundary, name: str) -> None:
         self.pending: list[Future[object]] = []
@@ -420,7 +453,7 @@ class StepThread:
         self._errors: dict[str, int] = {}
 
     def room(self) -> bool:
-        """Return True if one more step may be submitted, else count the dropped step."""
+        """Return True if one more step may be submitted. If too many wait, count a dropped step and return False."""
         self.pending = [future for future in self.pending if not future.done()]
         run = self._seam.run
         if run is None or not run.active:
@@ -431,22 +464,26 @@ class StepThread:
         return False
 
     def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Queue the ``work`` of a step. It must not raise: see ``ErrorBoundary.guard_background``."""
+        """Queue ``work(*args)``, which belongs to a step. It must not raise: see ``ErrorBoundary.guard_background``."""
         self.pending.append(self._thread.submit(work, *args))
 
     def run(self, work: Callable[..., object], *args: Any) -> None:
-        """Queue ``work`` that belongs to no step and does not count towards the limit."""
+        """Queue ``work(*args)``, which belongs to no step and does not count towards the limit of waiting steps."""
         self._thread.submit(work, *args)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for the queued work, at most ``deadline_s`` seconds. Later results are lost, and counted."""
+        """Wait for the queued steps, at most ``deadline_s`` seconds. Steps that take longer are lost, and counted as
+        dropped.
+        """
         self._thread.shutdown(wait=False)
         late = wait(self.pending, deadline_s).not_done
         if late and self._seam.run is not None:
             self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
 
     def count_errors(self, process: str, total: int) -> None:
-        """Record the number of contained errors of another ``process`` that has no run."""
+        """Add the contained errors of another ``process``, which has no run, to the run's count. ``total``: all of them
+        so far.
+        """
         new = total - self._errors.get(process, 0)
         self._errors[process] = total
         if new > 0 and self._seam.run is not None:
@@ -455,17 +492,19 @@ class StepThread:
 
 @dataclass(frozen=True, slots=True)
 class MergedStep:
-    """A merged step, ready to record."""
+    """Metrics and records of extreme tokens of one step, merged over driver and workers and ready to record."""
 
     metrics: Mapping[str, float]
     spikes: Sequence[SpikeBatch]
 
 
 BEFORE = "before the update: "
-"""Prefix of a worker's statistics of the policy before the update."""
+"""Prefix of the statistics that a worker measures of the policy before the update."""
 
 BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
-"""Names of statistics of the policy's log-probs -> their names for the old log-probs."""
+"""Name of a statistic of the policy's log-probs -> its name if it was measured before the update, on the old
+log-probs.
+"""
 
 
 def encoded_tally(tally: StepTally, step: int) -> bytes:
@@ -476,11 +515,12 @@ def encoded_tally(tally: StepTally, step: int) -> bytes:
 def merge_workers(
     step: int, batch: StepTally, workers: Mapping[int, bytes], decode: Decode | None = None, *, sampled: bool = False
 ) -> MergedStep:
-    """Merge the driver's ``batch`` and the encoded tallies of ``workers``, by rank.
+    """Merge the driver's measurements ``batch`` of ``step`` with the encoded tallies of ``workers`` (rank -> bytes).
 
-    Ranks merge exactly. For statistics that both measure the driver's are used: it sees every response once, workers
-    once per update. The driver's extreme tokens come first, as those of rank 0. If the batch was ``sampled``, the
-    workers' statistics from :data:`BEFORE` the update are used, because they cover every token.
+    Ranks merge exactly. For statistics that both driver and workers measure, the driver's are used: it sees every
+    response once, and workers see it once per update. The driver's extreme tokens come first, as those of rank 0. If
+    the driver measured only a sample of the batch (``sampled``), the workers' statistics from before the update are
+    used, because they cover every token.
     """
     shares = {rank: decoded_share(workers[rank]) for rank in sorted(workers)}
     update: Stats = {}
@@ -523,7 +563,7 @@ def _spikes_of_workers(
 # Conversion of rows of extreme tokens from a device to a record.
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids -> their text."""
+"""Function that converts token ids to their text."""
 
 _WHOLE = ("sequence", "position", "token_id")
 
@@ -531,9 +571,9 @@ _WHOLE = ("sequence", "position", "token_id")
 def spike_batch(
     step: int, rows: np.ndarray, names: Sequence[str], texts: Sequence[str] = (), *, rank: int = 0
 ) -> SpikeBatch | None:
-    """Return the tokens at or beyond a limit, worst first; None if there are none.
+    """Return a record of the tokens at or beyond a limit (score >= 1), worst first; None if there are none.
 
-    ``rows`` (K, 1 + C) hold the score and the columns ``names``, as in :class:`rlwatch.tensors.tokens.SpikeTable`;
+    ``rows`` (K, 1 + C) hold the score and the columns ``names``, as in :class:`rlwatch.tensors.tokens.SpikeTable`.
     ``texts`` are the texts of the rows, if they are kept.
     """
     far = np.flatnonzero(rows[:, 0] >= 1)
@@ -551,7 +591,11 @@ def spike_batch(
 
 
 def texts_of(rows: np.ndarray, names: Sequence[str], decode: Decode | None) -> list[str]:
-    """Return the text of each row at or beyond a limit, ``""`` for the others; empty if texts are not kept."""
+    """Return the text of the token of each row with a score >= 1, ``""`` for other rows; empty if ``decode`` is None.
+
+    ``rows`` (K, 1 + C) hold the score and the columns ``names``. The result is also empty if there is no column
+    ``token_id``.
+    """
     if decode is None or "token_id" not in names:
         return []
     ids = rows[:, 1 + list(names).index("token_id")]
@@ -559,7 +603,7 @@ def texts_of(rows: np.ndarray, names: Sequence[str], decode: Decode | None) -> l
 
 
 def most_extreme(tables: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
-    """Keep the ``most`` rows with the highest scores over all ``tables`` (K, 1 + C), each in its table.
+    """Return copies of ``tables``, each (K, 1 + C) with scores first, in which only the ``most`` highest scores remain.
 
     The other rows get the score -inf, so that every row keeps its index.
     """

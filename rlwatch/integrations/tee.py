@@ -1,4 +1,7 @@
-"""Mirrors of other trackers: reading their rows, opening runs for them, removing the hooks. Does not import torch."""
+"""Mirroring of other trackers (wandb, TensorBoard, MLflow): their hooks, their rows, and the rlwatch runs made of them.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +28,41 @@ from rlwatch.run.setup import init, opened
 # The user's handle on a mirrored tracker: the recorded runs, and a way to stop.
 
 IDENTITY = ("run_id", "output_dir")
-"""Arguments that name one run."""
+"""Arguments of :func:`rlwatch.init` that identify one run, and so cannot apply to several."""
 
 logger = logging.getLogger("rlwatch")
 
 
 class Mirror(Protocol):
-    """One run of the other tracker, and the rlwatch run that mirrors it."""
+    """One run of another tracker, and the rlwatch run that receives its rows."""
 
     run: Run
 
     def flush(self) -> None:
-        """Record rows that were held back."""
+        """Record rows that were held back until their step was complete."""
         ...
 
 
 M = TypeVar("M", bound=Mirror)
 Describe = Callable[[], Mapping[str, Any]]
-"""Returns the arguments of :func:`rlwatch.init` that the other tracker has for its run."""
+"""Function that returns the arguments of :func:`rlwatch.init` which the other tracker knows for its run."""
 
 
 class Tee(Generic[M]):
-    """Another tracker of this process, mirrored. Usable as a context manager: leaving it stops mirroring.
+    """Handle on a tracker of this process whose runs are mirrored in rlwatch. Leaving it as a context manager stops
+    mirroring.
 
-    Each run of the other tracker becomes a run of rlwatch with its first row; one that cannot be made is one
-    warning, and training goes on.
+    Each run of the tracker becomes a run of rlwatch with its first row. If one cannot be created, a warning is logged
+    and training continues.
 
     Parameters
     ----------
+    name
+        Name of the tracker for messages.
     settings
-        Arguments of :func:`rlwatch.init` that override those of the other tracker.
+        Arguments of :func:`rlwatch.init` that override what the tracker knows.
     run
-        A run to record everything into; the caller ends it.
+        A run that receives everything; the caller ends it. None: a run for each run of the tracker.
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any], run: Run | None = None) -> None:
@@ -73,18 +79,22 @@ class Tee(Generic[M]):
 
     @property
     def run(self) -> Run | None:
-        """Return the newest run recorded; None before the first row."""
+        """Return the newest rlwatch run that records; None before the first row."""
         return self.runs[-1] if self.runs else None
 
     def untee(self) -> None:
-        """Stop mirroring: restore the other tracker, and finish the runs made here. Idempotent."""
+        """Stop mirroring: restore the tracker's functions, and finish the runs created here. Later calls do nothing."""
         self.patches.undo()
         for key in list(self._mirrors):
             self.end(key)
         atexit.unregister(self._flush)
 
     def mirror(self, key: str, make: Callable[[Run], M], describe: Describe) -> M | None:
-        """Return the mirror of the run ``key``, created if needed; None if that fails, or in a forked child."""
+        """Return the mirror of the tracker's run ``key``, created if needed; None if that fails, or in a forked child.
+
+        ``make`` creates the mirror from an rlwatch run. ``describe`` returns the tracker's arguments for
+        :func:`rlwatch.init`.
+        """
         if os.getpid() != self._process:
             return None
         if key not in self._mirrors:
@@ -94,11 +104,14 @@ class Tee(Generic[M]):
         return self._mirrors[key]
 
     def existing(self, key: str) -> M | None:
-        """Return the mirror of the run ``key``, if it has begun."""
+        """Return the mirror of the tracker's run ``key``, or None if none of its rows has been recorded."""
         return self._mirrors.get(key)
 
     def end(self, key: str, state: RunState = RunState.FINISHED, reason: str = "") -> M | None:
-        """End the mirror of a run that ended, and its rlwatch run unless that was given. Returns the mirror."""
+        """End the mirror of the tracker's run ``key``, and return it, or None if there is none.
+
+        Its rlwatch run is finished with ``state`` and ``reason``, unless the caller of the tee provided that run.
+        """
         mirror = self._mirrors.pop(key, None)
         if mirror is None:
             return None
@@ -154,16 +167,19 @@ class Tee(Generic[M]):
 
 
 def check_first(newest: Tee[Any] | None, tracker: str, caller: str) -> None:
-    """Raise ``ConfigError`` if the ``newest`` mirror of ``tracker`` is still active."""
+    """Raise ``ConfigError`` if ``newest``, the last mirror of ``tracker``, is still active.
+
+    ``caller`` is the function to name in the message.
+    """
     if newest is not None and newest.patches.on:
         raise ConfigError(f"{tracker} is mirrored already; call untee() on what the first {caller} returned")
 
 
 class Held(deque[tuple[int, dict[str, Any]]]):
-    """Parts of rows that wait for their record, each with its step; thread-safe, each is taken once."""
+    """Queue of parts of rows that wait to be recorded, each with its step. Thread-safe; each part is taken once."""
 
     def taken(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the waiting parts, oldest first."""
+        """Remove and yield the waiting parts as (step, values), oldest first."""
         while self:
             try:
                 yield self.popleft()
@@ -171,7 +187,7 @@ class Held(deque[tuple[int, dict[str, Any]]]):
                 return
 
     def record(self, run: Run) -> None:
-        """Record the waiting parts, one row for each step."""
+        """Record the waiting parts in ``run``, one row for each step."""
         steps: dict[int, dict[str, Any]] = {}
         for step, row in self.taken():
             steps.setdefault(step, {}).update(row)
@@ -182,13 +198,17 @@ class Held(deque[tuple[int, dict[str, Any]]]):
 # Replacing functions of another library, and restoring them.
 
 Look = Callable[..., Any]
-"""``before(*args, **kwargs)`` gets a function's arguments; ``after(seen, *args, **kwargs)`` also the result of it."""
+"""Type of a hook: ``before(*args, **kwargs)`` gets a function's arguments, ``after(seen, *args, **kwargs)`` also the
+result of ``before``.
+"""
 
 
 class Patches:
-    """Functions replaced by wrappers that call them once, unchanged, and call a hook before or after.
+    """Functions of another library that are replaced by wrappers. A wrapper calls the function once, and a hook before
+    or after.
 
-    Errors of a hook are contained by ``seam``; errors of the function propagate unchanged.
+    Errors of a hook are contained by ``seam``, the error boundary. Errors of the function propagate unchanged. ``on``
+    is False once the functions were restored.
     """
 
     def __init__(self, seam: ErrorBoundary | None = None) -> None:
@@ -197,7 +217,11 @@ class Patches:
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def around(self, owner: Any, name: str, *, before: Look | None = None, after: Look | None = None) -> None:
-        """Call ``before``, and ``after`` unless the function raised, with the arguments of ``owner.name``."""
+        """Replace ``owner.name`` by a wrapper that calls ``before`` and ``after`` with the arguments of each call.
+
+        ``after`` is not called if the function raised; its first argument is the result of ``before``, None without
+        one.
+        """
         original = getattr(owner, name)
 
         @wraps(original)
@@ -213,7 +237,7 @@ class Patches:
         self.replace(owner, name, watched)
 
     def passing(self, owner: Any, name: str, see: Look) -> None:
-        """Call ``see`` with the results of ``owner.name``."""
+        """Replace ``owner.name`` by a wrapper that calls ``see`` with the result of each call."""
         original = getattr(owner, name)
 
         @wraps(original)
@@ -226,14 +250,15 @@ class Patches:
         self.replace(owner, name, watched)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set ``owner.name`` and remember the old value."""
+        """Set ``owner.name`` to ``value`` and remember the old value for :meth:`undo`."""
         self._undo.append((owner, name, getattr(owner, name), value))
         setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Restore all functions, newest first.
+        """Restore all replaced functions, newest first.
 
-        Functions that other code has replaced since stay; they call the wrappers, which only pass calls on from now on.
+        A function that other code has replaced since then stays. If it calls the wrapper, the wrapper only passes the
+        call on.
         """
         self.on = False
         while self._undo:
@@ -245,9 +270,9 @@ class Patches:
 # Reading the rows of other trackers: the entries that are numbers, and the step.
 
 LARGEST = 2.0**53
-"""Largest magnitude up to which a float represents every integer."""
+"""Largest magnitude up to which a float represents every integer; larger steps are refused."""
 DEEPEST = 16
-"""Levels of dicts inside a row that are read."""
+"""Number of levels of nested dicts that are read inside a row."""
 
 
 def flatten(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -267,7 +292,7 @@ def flatten(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterato
 
 
 def scalars(row: Mapping[str, Any], *, null: float | None = None) -> dict[str, Any]:
-    """Return the entries of ``row`` that are one number: floats, ints, numpy scalars, tensors of one element.
+    """Return the entries of ``row`` that are a single number: floats, ints, numpy scalars, tensors of one element.
 
     Tensors are not converted, which would wait for a device. Booleans, text, lists, histograms, images and tables are
     left out. ``None`` becomes ``null``, and is left out if that is None.
@@ -277,12 +302,15 @@ def scalars(row: Mapping[str, Any], *, null: float | None = None) -> dict[str, A
 
 
 def readable(value: Any) -> Any:
-    """Return :func:`number` of a value, or None if reading it raises."""
+    """Return ``value`` if it is a single number, or None if it is not or if reading it raises."""
     return call_or(lambda: number(value), lambda _: None)
 
 
 def number(value: Any) -> Any:
-    """Return ``value`` if it is one number, else None."""
+    """Return ``value`` if it is a single number (also a tensor or array of one element), else None.
+
+    Tensors are not converted, which would wait for their device. Booleans and text are not numbers.
+    """
     if isinstance(value, bool | str | bytes):
         return None
     if isinstance(value, int | float):
@@ -298,7 +326,9 @@ def number(value: Any) -> Any:
 
 
 def snapshot(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``row``, because its tensors may be overwritten before they are recorded."""
+    """Return a copy of ``row`` with copied tensors, because the originals may be overwritten before they are
+    recorded.
+    """
     kept = {}
     for name, value in row.items():
         with Contained(lambda _error: None):
@@ -307,7 +337,7 @@ def snapshot(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_index(value: Any) -> int | None:
-    """Return ``value`` as a step, an integer >= 0, also given as ``12.0``; None for anything else, or on a device.
+    """Return ``value`` as a step, an integer >= 0 (``12.0`` counts), or None for anything else, also for a tensor.
 
     >>> step_index(12.0), step_index(0.5), step_index(-1), step_index(True)
     (12, None, None, None)
@@ -324,7 +354,11 @@ def step_index(value: Any) -> int | None:
 
 
 def checked_settings(given: Mapping[str, Any], run: Run | None, caller: str) -> dict[str, Any]:
-    """Return arguments of :func:`rlwatch.init` for the runs of ``caller``, after opening the store and the alerting.
+    """Check the arguments ``given`` to ``caller`` and return them as arguments of :func:`rlwatch.init`, with an opened
+    store.
+
+    The runs begin only with their first row, when errors must not be raised. So the store and the alerting are opened
+    here.
 
     Raises
     ------

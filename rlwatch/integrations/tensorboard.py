@@ -1,9 +1,10 @@
-"""TensorBoard: every scalar this process writes with a ``SummaryWriter``, recorded and judged here too.
+"""Mirroring of TensorBoard: every scalar that this process writes with a ``SummaryWriter`` is also recorded and judged
+by rlwatch.
 
 >>> import rlwatch
 >>> rlwatch.tee_tensorboard(project="math-rl")  # doctest: +SKIP
 
-Knows ``torch.utils.tensorboard`` and ``tensorboardX``, and imports them only when it is called.
+``torch.utils.tensorboard`` and ``tensorboardX`` are imported only when ``tee_tensorboard`` is called.
 """
 
 from __future__ import annotations
@@ -26,26 +27,27 @@ _newest: Tee[Any] | None = None
 
 
 def tee_tensorboard(*, run: Run | None = None, send_back: bool = False, **init_kwargs: Any) -> Tee[Any]:
-    """Record the scalars this process writes to TensorBoard, from now on; for writers made before or after.
+    """Record in rlwatch the scalars that this process writes to TensorBoard from now on, by new and existing writers.
 
-    As for TensorBoard itself a directory is a run: it begins with its first scalar, and ends when its writer is closed.
-    Its id is kept in ``rlwatch.json`` next to the event files, so that a restart in the same directory continues it.
-    The event files are as without (but for ``send_back``). ``add_scalars("losses", {"actor": x})`` is recorded as
-    ``losses/actor``; what is no number is left out.
+    A directory is a run, as in TensorBoard: it begins with its first scalar, and ends when its writer is closed. The
+    run's id is kept in ``rlwatch.json`` next to the event files, so that a restart in the same directory continues the
+    run. The event files are unchanged, except with ``send_back``. ``add_scalars("losses", {"actor": x})`` is recorded
+    as ``losses/actor``. Values that are not numbers are left out.
 
     Parameters
     ----------
     run
         A run to record everything into; the caller ends it.
     send_back
-        Whether to write the forecast, too: ``forecast/p20``, ``forecast/p50``, ``forecast/p100``... at their steps.
+        True: also write rlwatch's forecasts at their steps, as ``forecast/p20``, ``forecast/p50``, ``forecast/p100``...
     init_kwargs
         Arguments of :func:`rlwatch.init`. ``run_id`` and ``output_dir`` name the first run only.
 
     Returns
     -------
     Tee
-        ``.run`` and ``.runs`` are what is recorded; ``.untee()`` stops it.
+        Handle on the mirror: ``.run`` and ``.runs`` are the rlwatch runs that record, and ``.untee()`` stops the
+        mirroring.
 
     Raises
     ------
@@ -79,7 +81,11 @@ def _writers() -> Iterator[type]:
 
 
 class TensorBoardHooks:
-    """Mirrors written scalars through a :class:`Tee`, after the writer has written them."""
+    """Hooks on the classes of ``SummaryWriter``, which mirror scalars through a :class:`Tee` after the writer has
+    written them.
+
+    ``send_back``: also write rlwatch's forecasts.
+    """
 
     def __init__(self, tee: Tee[TensorBoardMirror], writers: Iterable[type], *, send_back: bool = False) -> None:
         self.seam = tee.seam
@@ -139,13 +145,15 @@ class TensorBoardHooks:
 
 
 def directory_of(writer: Any) -> str:
-    """Return the directory of a writer, a path or a URL."""
+    """Return the directory that ``writer``, a ``SummaryWriter``, writes to, as an absolute path or a URL."""
     written = str(getattr(writer, "log_dir", None) or writer.logdir)
     return written if "://" in written else str(Path(written).absolute())
 
 
 def described(directory: str) -> dict[str, Any]:
-    """Return the arguments of :func:`rlwatch.init` that TensorBoard has for a run."""
+    """Return the arguments of :func:`rlwatch.init` for the run in ``directory``: its name and, for a local path,
+    ``output_dir``.
+    """
     remote = "://" in directory
     return {"name": directory if remote else Path(directory).name, **({} if remote else {"output_dir": directory})}
 
@@ -154,11 +162,11 @@ def described(directory: str) -> dict[str, Any]:
 
 
 class TensorBoardMirror:
-    """Collects the scalars of a step into one record.
+    """Recorder of one TensorBoard directory, which collects the scalars of a step into one row.
 
-    A record ends when a scalar of another step comes, when the writer is flushed or closed, and when the process ends.
-    A scalar without a step gets the last step given; if none was ever given, the number of earlier scalars with its tag
-    (TensorBoard itself would put them all at 0).
+    A row ends when a scalar of another step comes, when the writer is flushed or closed, and when the process ends. A
+    scalar without a step gets the last step given. If no step was ever given, it gets the number of earlier scalars
+    with its tag (TensorBoard itself would put all of them at 0).
     """
 
     def __init__(self, run: Run) -> None:
@@ -169,7 +177,7 @@ class TensorBoardMirror:
         self._times: Counter[str] = Counter()
 
     def log(self, row: Mapping[str, Any], step: Any) -> None:
-        """Take scalars written at ``step`` (or None)."""
+        """Add scalars (tag -> value) that were written at ``step`` (or None)."""
         kept = snapshot(scalars(row))
         if not kept:
             return
@@ -179,7 +187,7 @@ class TensorBoardMirror:
         self._held.append((at, kept))
 
     def new_forecast(self) -> list[tuple[int, str, float]]:
-        """Return the newest forecast as (step, name, value), once each."""
+        """Return the newest forecast as (step, metric, value) if no earlier call returned it, else an empty list."""
         forecast = self.run.health().forecast
         if forecast is None or forecast.step == self._last_forecast:
             return []

@@ -1,7 +1,7 @@
-"""Health of reward functions: how often they fail, give no reward or the same one, how long they take.
+"""Health of reward functions: how often they fail, how often they give no reward or a constant one, how long they take.
 
-A function is measured while it runs, and its result is passed on as it is. What it swallows is seen only where its
-checks are counted one by one (:func:`count_errors`).
+A function is measured while it runs, and its result is passed on unchanged. Exceptions that it catches itself are seen
+only if its checks are counted one by one (:func:`count_errors`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TAP = "verifiers"
 
 @dataclass(slots=True)
 class VerifierCall:
-    """One call of a reward function under way: of each check that was counted inside it, whether it raised."""
+    """One call of a reward function in progress, with the outcome of each counted check inside it (True: it raised)."""
 
     begun: float = field(default_factory=time.perf_counter)
     raised: list[bool] = field(default_factory=list)
@@ -46,7 +46,7 @@ class VerifierCall:
         return len(self.raised) - 1
 
     def failed(self, place: int, error: BaseException) -> None:
-        """Note that the check at index ``place`` raised."""
+        """Note that the check at index ``place`` raised ``error``."""
         if isinstance(error, Exception):
             self.raised[place] = True
             self.timeouts += is_timeout(error)
@@ -56,17 +56,23 @@ _CALL: ContextVar[VerifierCall | None] = ContextVar("rlwatch_verifier_call", def
 
 
 def count_errors(check: Callable[P, T]) -> Callable[P, T]:
-    """Count the exceptions of ``check``, a part of a reward function that catches them.
+    """Count the exceptions of ``check``, a part of a reward function that catches its exceptions.
 
     A reward function that returns a default where its check fails looks healthy from outside. Decorate the check, not
-    the function: what it raises is counted for the reward function that called it, and raised on. Called once for each
-    answer in order, or once for the whole batch, it also shows which full marks were given in spite of an exception.
-    Calls from threads or processes that the reward function starts itself are not counted.
+    the reward function. An exception of the check is counted for the reward function that called it, and raised again.
+    If the check is called once for each answer in order, or once for the whole batch, the count also shows which full
+    marks were given in spite of an exception. Calls from threads or processes that the reward function starts itself
+    are not counted.
 
     Parameters
     ----------
     check
         A function or coroutine function.
+
+    Returns
+    -------
+    Callable
+        A function with the same arguments, result and exceptions as ``check``.
 
     >>> @count_errors
     ... def parse(answer):
@@ -97,14 +103,18 @@ def count_errors(check: Callable[P, T]) -> Callable[P, T]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """True if calling it returns a coroutine: a function, a partial of one, or an object whose ``__call__`` is one."""
+    """Return True if calling ``function`` returns a coroutine.
+
+    That holds for a coroutine function, a partial of one, and an object whose ``__call__`` is one.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def is_timeout(error: BaseException) -> bool:
-    """True of a ``TimeoutError``, and of what clients and libraries call so (``ReadTimeout``, ``FunctionTimedOut``).
+    """Return True for a ``TimeoutError``, and for errors that libraries name so (``ReadTimeout``,
+    ``FunctionTimedOut``).
 
     >>> is_timeout(TimeoutError()), is_timeout(ValueError("no timeout"))
     (True, False)
@@ -114,10 +124,11 @@ def is_timeout(error: BaseException) -> bool:
 
 
 def values_of(result: Any) -> list[float] | None:
-    """Return rewards as numbers, NaN where there is none; None where they cannot be read without effects.
+    """Return the rewards in ``result`` as numbers, NaN for a missing one; None if they cannot be read without side
+    effects.
 
-    A generator would be consumed, an unknown object may run arbitrary code, and a tensor on a device would be waited
-    for.
+    A generator would be consumed, an unknown object may run arbitrary code, and reading a tensor on a device would wait
+    for the device.
     """
     if isinstance(result, Tensor | np.ndarray):
         here = not isinstance(result, Tensor) or (result.device.type == "cpu" and not result.is_meta)
@@ -141,7 +152,11 @@ def _value_of(one: Any) -> float | None:
 
 @dataclass(slots=True)
 class VerifierTally:
-    """Counts of one reward function since they were last taken."""
+    """Counts of one reward function since they were last read: calls, checks, errors, rewards, and seconds.
+
+    ``absent`` counts answers without a reward, ``constant`` batches in which all rewards are equal. ``full`` counts
+    full marks, and ``full_on_error`` those given although the check raised.
+    """
 
     calls: int = 0
     checks: int = 0
@@ -157,7 +172,7 @@ class VerifierTally:
     seconds_max: float = 0.0
 
     def stats(self, name: str) -> Stats:
-        """Return statistics that merge with those of other micro-batches and ranks."""
+        """Return the counts as statistics of the reward function ``name``, mergeable over micro-batches and ranks."""
         found: Stats = {
             ERRORS + name: _share(self.checks, self.errors),
             TIMEOUTS + name: _share(self.checks, self.timeouts),
@@ -183,22 +198,22 @@ def _share(count: int, part: float) -> Mean:
 
 @dataclass(slots=True)
 class _Marks:
-    """Least and largest reward that a function has given in this process."""
+    """Smallest and largest reward that a function has given in this process."""
 
     low: float = math.inf
     high: float = -math.inf
 
     def take(self, values: Sequence[float]) -> list[bool]:
-        """Take a batch of finite rewards or NaN; returns which of them are full marks."""
+        """Update the range with a batch of rewards (finite or NaN). Return True for each reward that is a full mark."""
         known = [value for value in values if math.isfinite(value)]
         self.low, self.high = min([self.low, *known]), max([self.high, *known])
         return [value == self.high and (value > self.low or value > 0.0) for value in values]
 
 
 class VerifierMeter:
-    """Measures the reward functions of one trainer or loop. Functions may run in any thread.
+    """Meter of the reward functions of one trainer or loop. Functions may run in any thread.
 
-    ``seam`` keeps what goes wrong here away from the training; nothing goes wrong with the function because of it.
+    ``seam`` is the error boundary: errors of the meter itself never reach the reward function or the training.
     """
 
     def __init__(self, seam: ErrorBoundary) -> None:
@@ -208,7 +223,10 @@ class VerifierMeter:
         self._marks: dict[str, _Marks] = {}
 
     def metered(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
-        """Return ``function`` with a meter round it: the same arguments, the same result, the same exception."""
+        """Return a wrapper around the reward function ``function`` that measures it under ``name``.
+
+        The wrapper has the same arguments, result and exceptions.
+        """
         if is_async(function):
 
             async def metered_async(*args: Any, **kwargs: Any) -> Any:
@@ -238,7 +256,7 @@ class VerifierMeter:
         return functools.update_wrapper(metered, function)
 
     def take(self) -> Stats:
-        """Return statistics of all calls since the last time."""
+        """Return statistics of all measured calls since the last call of this method."""
         with self._lock:
             tallies, self._tallies = self._tallies, {}
         return {key: stat for name, tally in tallies.items() for key, stat in tally.stats(name).items()}

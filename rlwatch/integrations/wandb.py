@@ -1,9 +1,9 @@
-"""Weights & Biases: every ``wandb.log`` of this process, recorded and judged here too.
+"""Mirroring of Weights & Biases: every ``wandb.log`` of this process is also recorded and judged by rlwatch.
 
 >>> import rlwatch
 >>> rlwatch.tee_wandb(project="math-rl")  # doctest: +SKIP
 
-Imports wandb only when it is called.
+wandb is imported only when ``tee_wandb`` is called.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _newest: Tee[Any] | None = None
 def tee_wandb(
     *, run: Run | None = None, step_metric: str | None = None, send_back: bool = False, **init_kwargs: Any
 ) -> Tee[Any]:
-    """Record what this process logs to wandb, from now on; call it before or after ``wandb.init``.
+    """Record in rlwatch everything that this process logs to wandb from now on. Call it before or after ``wandb.init``.
 
     Each wandb run becomes a run of rlwatch with its first row, under wandb's project, name, tags and configuration
-    (secrets blacked out). ``wandb.finish`` finishes it; a run that wandb resumes is resumed. wandb itself works as
-    without, online, offline or disabled.
+    (with secrets redacted). ``wandb.finish`` finishes it; a run that wandb resumes is resumed. wandb itself works
+    unchanged, online, offline or disabled.
 
-    Scalars are kept under wandb's names, nested ones as ``outer.inner``; what is no number is left out. How a row's
-    step is found: :class:`WandbStepAxis`.
+    Scalars are kept under wandb's names, nested ones as ``outer.inner``. Values that are not numbers are left out.
+    :class:`WandbStepAxis` describes how the step of a row is found.
 
     Parameters
     ----------
@@ -48,9 +48,9 @@ def tee_wandb(
     step_metric
         The metric that holds the optimizer step, if it is not one of the well-known ones.
     send_back
-        Whether to send wandb what rlwatch finds: firing alerts by ``wandb.alert``, and as the metric
-        ``rlwatch/<kind>`` 1 to 3 for as long as a finding of that kind holds as info, warning or critical; and the
-        forecast of the step before as ``forecast/p20``, ``forecast/p50``, ``forecast/p100``...
+        True: send rlwatch's results to wandb. Firing alerts are sent by ``wandb.alert``. The metric ``rlwatch/<kind>``
+        is 1 to 3 while a finding of that kind is active as info, warning or critical. The forecast of the step before
+        is logged as ``forecast/p20``, ``forecast/p50``, ``forecast/p100``...
     init_kwargs
         Arguments of :func:`rlwatch.init`, which override wandb's. ``run_id`` and ``output_dir`` name the first run
         only. ``source`` (``"openrlhf"``, ``"verl"``...) selects the meaning of names that differ between trainers.
@@ -58,7 +58,8 @@ def tee_wandb(
     Returns
     -------
     Tee
-        ``.run`` and ``.runs`` are what is recorded; ``.untee()`` stops it.
+        Handle on the mirror: ``.run`` and ``.runs`` are the rlwatch runs that record, and ``.untee()`` stops the
+        mirroring.
 
     Raises
     ------
@@ -92,9 +93,11 @@ LOG, FINISH, EXIT, DEFINE = "log", "finish", "__exit__", "define_metric"
 
 
 class WandbHooks:
-    """Hooks on wandb's runs that mirror their rows through a :class:`Tee`.
+    """Hooks on the methods of wandb's runs, which mirror their rows through a :class:`Tee`.
 
-    wandb's own functions are called first (their errors pass, and are not mirrored), once, with what they were given.
+    wandb's own functions are called first, once, with the arguments of the call. If they raise, the error propagates
+    and the row is not mirrored. ``wandb`` is the imported module; ``step_metric`` and ``send_back`` are those of
+    :func:`tee_wandb`.
     """
 
     def __init__(self, tee: Tee[WandbMirror], wandb: Any, *, step_metric: str | None, send_back: bool) -> None:
@@ -125,14 +128,14 @@ class WandbHooks:
             patches.around(kind, EXIT, before=self._will_exit)
 
     def _rebind(self, name: str) -> None:
-        """``wandb.log`` was bound to the current run's method when that run began."""
+        """Bind ``wandb.log`` to the wrapped method: wandb bound it to the current run's method when that run began."""
         wandb_run = getattr(getattr(self._wandb, name, None), "__self__", None)
         if wandb_run is not None:
             self._tee.patches.replace(self._wandb, name, getattr(wandb_run, name))
 
     @guarded
     def _adopt(self, wandb_run: Any) -> None:
-        """Before 0.23 a disabled run had functions of its own, put on the instance."""
+        """Wrap the functions of one run: before wandb 0.23 a disabled run had its own functions on the instance."""
         patches, own = self._tee.patches, vars(wandb_run) if wandb_run is not None else {}
         if LOG in own and getattr(own[LOG], "__wrapped__", None) is None:
             bound = self._wandb.log is own[LOG]
@@ -148,7 +151,7 @@ class WandbHooks:
 
     @guarded
     def _will_log(self, wandb_run: Any, data: Any, step: Any = None, *_args: Any, **_kwargs: Any) -> int:  # noqa: ARG002
-        """Note wandb's own step; findings and forecasts go first, into the same row."""
+        """Return wandb's own step counter; send findings and forecasts before the row, so that they join the row."""
         mirror = self._tee.existing(wandb_run.id)
         if mirror is not None and mirror.back is not None:
             mirror.back.row(step)
@@ -216,13 +219,13 @@ class WandbHooks:
 
 
 def run_class(wandb: Any) -> Any:
-    """Return the class of wandb's runs; None where this wandb has none that we know."""
+    """Return the class of wandb's runs in the module ``wandb``; None if this version has none with a ``log`` method."""
     kind = getattr(wandb, "Run", None) or getattr(getattr(wandb, "wandb_sdk", None), "wandb_run", wandb).Run
     return kind if callable(getattr(kind, LOG, None)) else None
 
 
 def run_id(project: str | None, wandb_run: str) -> str:
-    """Our id for wandb's run: always the same, so that a run wandb resumes is resumed here too.
+    """Return rlwatch's id for a wandb run. It is always the same, so that a run that wandb resumes is resumed here too.
 
     >>> run_id("math", "x1y2z3"), run_id("math", "a b")
     ('math-x1y2z3', 'math-a-b-1789ac2b')
@@ -233,7 +236,7 @@ def run_id(project: str | None, wandb_run: str) -> str:
 
 
 def _run_classes(run: type) -> Iterator[type]:
-    """Return the classes of wandb's runs: a disabled run is of a class of its own. Those of others call these."""
+    """Yield the classes of wandb's runs; a disabled run has its own class. Subclasses of other packages call these."""
     yield run
     kind: type
     for kind in run.__subclasses__():
@@ -244,14 +247,16 @@ def _run_classes(run: type) -> Iterator[type]:
 # One run of wandb, mirrored row by row.
 
 HUGGING_FACE = "train/global_step"
-"""In a row that holds it, None is what TRL writes where every value was NaN; elsewhere it is not a measurement."""
+"""Metric whose presence in a row means that None stands for NaN: TRL writes None where every value was NaN. In other
+rows None is not a measurement.
+"""
 
 
 class WandbMirror:
-    """Records the scalars of one wandb run's rows at their steps.
+    """Recorder of the scalars of one wandb run, row by row, at their steps.
 
-    Parts of a row logged with ``commit=False`` wait for the part with the step, as in wandb. Everything else is
-    recorded at once.
+    Parts of a row that are logged with ``commit=False`` wait for the part that has the step, as in wandb. Everything
+    else is recorded at once. ``steps`` finds the step of a row, ``back`` sends findings to wandb (None: it does not).
     """
 
     def __init__(self, run: Run, steps: WandbStepAxis, back: SendBack | None = None) -> None:
@@ -261,7 +266,9 @@ class WandbMirror:
         self._held = Held()
 
     def log(self, data: Mapping[str, Any], step: Any, commit: bool | None, own: int) -> None:
-        """``wandb.log(data, step=step, commit=commit)`` was called; ``own`` is wandb's own step then."""
+        """Record the row of a call ``wandb.log(data, step=step, commit=commit)``; ``own`` is wandb's own step at that
+        time.
+        """
         given = None if step is None else step_index(step)
         index = self.steps.count(given, commit, own)
         row = scalars(data, null=math.nan if HUGGING_FACE in data else None)
@@ -274,7 +281,7 @@ class WandbMirror:
         self._record(row, at)
 
     def flush(self) -> None:
-        """Record what waits for a row that will not come."""
+        """Record the parts of rows that still wait, because the rest of their row will not come."""
         self._release(None, 0)
 
     def _release(self, index: int | None, at: int) -> None:
@@ -294,10 +301,10 @@ WEAK_AXIS = "global_step"
 
 
 class WandbStepAxis:
-    """The step each row of one wandb run belongs to: its own counter, and the axis its rows are at.
+    """Rules for the optimizer step of each row of one wandb run.
 
-    wandb's own step counts rows, not optimizer steps: Hugging Face's Trainer and OpenRLHF do not set it and log the
-    global step as a metric. A row's step is, by the first that applies:
+    wandb's own step counts rows, not optimizer steps: Hugging Face's Trainer and OpenRLHF do not set it, and log the
+    global step as a metric. The step of a row is the first of these that applies:
 
     1. the metric named by ``tee_wandb(step_metric=...)``, if the row holds it;
     2. ``train/global_step`` (Hugging Face, TRL, OpenRLHF), ``trainer/global_step`` (Lightning) or
@@ -305,27 +312,30 @@ class WandbStepAxis:
     3. a step axis that ``define_metric`` declared, in order of declaration;
     4. the argument ``step=``;
     5. ``global_step``;
-    6. where a row had one of 1 to 3: the value it had then, as wandb's ``step_sync`` fills it in;
+    6. the last value of one of 1 to 3, if an earlier row had one, as wandb's ``step_sync`` fills it in;
     7. wandb's own step.
 
-    A run keeps to the best axis it has seen: where rows hold ``train/global_step``, an ``epoch`` that other rows hold
-    is no step. An axis that is not an integer >= 0 is no step either.
+    A run keeps the best axis it has seen: if rows hold ``train/global_step``, an ``epoch`` in other rows is no step.
+    A value that is not an integer >= 0 is no step either. ``step_metric`` names the metric of rule 1.
     """
 
     def __init__(self, step_metric: str | None = None) -> None:
         self.counter = 0
-        """wandb's step of the next row."""
+        """wandb's own step of the next row."""
         self._axes = [step_metric] if step_metric else list(KNOWN_AXES)
         self._rank = len(self._axes)
         self._last: int | None = None
 
     def declare(self, axis: str) -> None:
-        """``define_metric(..., step_metric=axis)`` was called."""
+        """Add ``axis``, which ``define_metric(..., step_metric=axis)`` declared as a step axis."""
         if axis not in self._axes:
             self._axes.append(axis)
 
     def count(self, step: int | None, commit: bool | None, own: int = 0) -> int:
-        """Return the wandb step of a row, and advance the counter as wandb does. ``own``: wandb's counter."""
+        """Return wandb's own step of a row, and advance the counter as wandb does.
+
+        ``step`` and ``commit`` are the arguments of ``wandb.log``; ``own`` is wandb's counter before the call.
+        """
         self.counter = max(self.counter, own)
         index = self.counter if step is None else step
         self.counter = max(self.counter, index)
@@ -334,7 +344,9 @@ class WandbStepAxis:
         return index
 
     def stated(self, row: Mapping[str, Any], step: int | None) -> int | None:
-        """Return the step that a row itself states, by rules 1 to 5; None if it states none."""
+        """Return the step that ``row`` itself contains, by rules 1 to 5 of the class, or None. ``step`` is the argument
+        of ``log``.
+        """
         for rank, axis in enumerate(self._axes):
             index = step_index(row.get(axis))
             if index is not None and (rank <= self._rank or self._last is None):
@@ -343,37 +355,40 @@ class WandbStepAxis:
         return step_index(row.get(WEAK_AXIS)) if step is None else step_index(step)
 
     def assumed(self, index: int) -> int:
-        """Return the step of a row that states none, by rules 6 and 7; ``index`` is its wandb step."""
+        """Return the step of a row that contains none, by rules 6 and 7 of the class; ``index`` is wandb's own step of
+        the row.
+        """
         return index if self._last is None else self._last
 
 
 # Findings and forecasts, sent to wandb.
 #
-# It is sent on the thread that logs, just before a row of its own and into the same row (``commit=False``): wandb is
-# used from no other thread, its step counter moves as it would have, and no row is added.
+# They are sent on the thread that logs, just before the user's row and into that row (``commit=False``). So wandb is
+# used from no other thread, its step counter moves as without rlwatch, and no row is added.
 
 LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.CRITICAL: "ERROR"}
-"""wandb's names for severities."""
+"""rlwatch's severity -> wandb's name of the alert level."""
 TITLE = 63
-"""wandb's titles are shorter than 64 characters."""
+"""Longest title that is sent, in characters, because wandb's titles are shorter than 64."""
 
 Log = Callable[..., None]
 
 
 class SendBack:
-    """Turns firing alerts into ``wandb.alert`` and what holds into metrics of wandb.
+    """Sender of rlwatch's results to wandb: firing alerts as ``wandb.alert``, active findings and forecasts as metrics.
 
-    ``rlwatch/<kind>`` is 1, 2, 3 while a finding of that kind holds as info, warning, critical, and 0 after.
-    ``forecast/p50`` and its kin are the newest forecast, once each, in the row that follows: it is of the step before.
+    ``rlwatch/<kind>`` is 1, 2 or 3 while a finding of that kind is active as info, warning or critical, and 0
+    afterwards. ``forecast/p50`` and similar metrics are the newest forecast, sent once, in the row that follows. So
+    that forecast belongs to the step before.
 
     Parameters
     ----------
     run
-        Ours, which finds.
+        The rlwatch run whose findings are sent.
     wandb_run
-        wandb's run.
+        The wandb run that receives them.
     log
-        wandb's ``Run.log``, not mirrored.
+        wandb's original ``Run.log``, which is not mirrored.
     """
 
     def __init__(self, run: Run, wandb_run: Any, log: Log) -> None:
@@ -386,7 +401,9 @@ class SendBack:
         run.listen(self._observe)
 
     def row(self, step: Any) -> None:
-        """A row is about to be given to wandb, with this ``step=`` (or None)."""
+        """Send findings, forecast and alerts to wandb, just before the user logs a row with this ``step=`` (or
+        None).
+        """
         health = self._run.health()
         metrics = {**self._levels(health), **self._forecast(health)}
         if metrics:
@@ -414,7 +431,7 @@ class SendBack:
         return {f"rlwatch/{kind}": worst.get(kind, 0) for kind in sorted(self._kinds)}
 
     def _observe(self, outcome: MonitorOutcome) -> None:
-        """Remember what fires; on the writer thread."""
+        """Queue the alerts that fire; called on the writer thread."""
         self._alerts.extend(
             transition.alert
             for transition in outcome.transitions

@@ -1,4 +1,7 @@
-"""Comparing the rollout engine's weights with the trainer's after each sync, and the event where that changes."""
+"""Comparison of the rollout engine's weights with the trainer's after each sync of weights.
+
+An event is recorded when the weights begin or cease to be equal.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ TAP = "weights of the engine"
 
 
 class SyncComparison:
-    """Compares weights at each sync, and detects when the engine's begin or cease to equal the trainer's."""
+    """Comparison of the rollout engine's weights with the trainer's at each sync, which notes when they begin or cease
+    to be equal.
+    """
 
     def __init__(self) -> None:
         self._turn = 0
@@ -27,9 +32,10 @@ class SyncComparison:
         self._equal_at: int | None = None
 
     def compare(self, model: nn.Module, engine: object) -> Stats:
-        """Return statistics of ``model`` against ``engine``, to be taken right after a sync.
+        """Return statistics of the differences between the weights of ``model`` and of ``engine``. Call it right after
+        a sync.
 
-        Nothing of a model that FSDP1 flattens: its weights have no shape of their own.
+        Empty for a model that FSDP1 flattens, because its weights have no shape of their own.
 
         Raises
         ------
@@ -44,7 +50,11 @@ class SyncComparison:
         return weight_stats(trainer_weights(unwrapped(model), merged=merged), held, self._turn)
 
     def changed(self, step: int, metrics: Mapping[str, float]) -> dict[str, JSON] | None:
-        """Body of an event if weights that were compared at ``step`` are equal and were not before, or the reverse."""
+        """Return the body of an event if the weights compared at ``step`` are equal and were not before, or the
+        reverse; else None.
+
+        ``metrics`` are those of the step, with the share of tensors that differ.
+        """
         share = metrics.get(DIFFER)
         if share is None:
             return None
@@ -61,7 +71,11 @@ class SyncComparison:
 
 
 def tensors_of(engine: Any) -> Iterable[tuple[str, Tensor]]:
-    """Tensors by their names without wrappers, of a module, a mapping, or pairs; raises ``TypeError`` for others."""
+    """Yield the weights of a rollout engine as (name, tensor), with names as in the model without wrappers.
+
+    ``engine`` is a module, a mapping from name to tensor, or an iterable of (name, tensor). Raises ``TypeError`` for
+    anything else.
+    """
     if isinstance(engine, nn.Module):
         pairs: Iterable[Any] = engine.named_parameters()
     elif isinstance(engine, Mapping):

@@ -1,4 +1,6 @@
-"""Weights and gradients of a model as it is: wrapped, sharded (FSDP2's DTensor, FSDP1's flat units), or an adapter."""
+"""Access to a model's weights and gradients in place: wrapped, sharded (FSDP2's DTensor, FSDP1's flat units), or an
+adapter.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from rlwatch.gradloc.distributed import whole_tensors
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms, layer_of
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-"""What torch.compile, activation checkpointing and FSDP put into the names of parameters."""
+"""Parts that torch.compile, activation checkpointing and FSDP insert into the names of parameters."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -32,18 +34,20 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what wrappers put into it."""
+    """Return the parameter name ``name`` without the parts that wrappers insert (torch.compile, checkpointing,
+    FSDP).
+    """
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def resharded(model: nn.Module) -> nn.Module:
-    """Return ``model``, with every FSDP2 module showing its shards.
+    """Return ``model`` after every FSDP2 module in it has dropped whole copies of its parameters and shows its shards.
 
-    After a forward without backward FSDP2's root keeps whole copies of its parameters, which the next forward
-    throws away: a reset of those would be lost. Raises ``RLWatchError`` for FSDP1, whose flat parameters hide
-    whether they are shards.
+    After a forward pass without a backward pass FSDP2's root keeps whole copies of its parameters, which the next
+    forward pass discards. A change of those copies would be lost. Raises ``RLWatchError`` for FSDP1, whose flat
+    parameters do not show whether they are shards.
     """
     for module in model.modules():
         if isinstance(module, FullyShardedDataParallel):
@@ -54,14 +58,14 @@ def resharded(model: nn.Module) -> nn.Module:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer inside the wrappers of accelerate or others."""
+    """Return the optimizer inside wrappers such as accelerate's."""
     while getattr(optimizer, "optimizer", None) is not None:
         optimizer = optimizer.optimizer
     return optimizer
 
 
 def inner_scheduler(scheduler: Any) -> Any:
-    """Return the learning-rate scheduler inside accelerate's wrapper."""
+    """Return the learning-rate scheduler inside wrappers such as accelerate's."""
     while getattr(scheduler, "scheduler", None) is not None:
         scheduler = scheduler.scheduler
     return scheduler
@@ -71,19 +75,23 @@ def inner_scheduler(scheduler: Any) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the shard of this rank; the tensor itself if it is not sharded. Shares its memory."""
+    """Return this rank's shard of ``tensor``, or ``tensor`` itself if it is not sharded. The result shares its
+    memory.
+    """
     return tensor.to_local() if sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, gathered from all ranks, all of which must call this; itself if it is not sharded."""
+    """Return ``tensor`` gathered from all ranks, all of which must call this; ``tensor`` itself if it is not
+    sharded.
+    """
     return whole_tensors([tensor])[0] if sharded(tensor) else tensor
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """``target[:] = source`` in the target's dtype, device and sharding; in place, without autograd.
+    """Copy ``source`` into ``target``, in the target's dtype, device and sharding; in place, without autograd.
 
-    Equal shardings copy shard by shard. Otherwise the ranks exchange what they need, so all must call this.
+    Equal shardings are copied shard by shard. Otherwise the ranks exchange what they need, so all must call this.
     """
     if not sharded(target):
         target.copy_(whole(source))
@@ -96,7 +104,10 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def whole_marks(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum and norm over all ranks, 0-d float64, accumulated in float64 where the device has it."""
+    """Return the sum and the norm of ``tensor`` over all ranks, as 0-d float64 tensors.
+
+    They are accumulated in float64 where the device has it. All ranks must call this for a sharded tensor.
+    """
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     total, norm = tensor.sum(dtype=wide), tensor.to(torch.float32).norm(dtype=wide)
     return whole(total).double(), whole(norm).double()
@@ -111,15 +122,15 @@ def _like(source: Tensor, target: Any) -> Tensor:
 
 
 def sharded(tensor: Tensor) -> bool:
-    """Return whether the tensor is cut over ranks (FSDP2)."""
+    """Return True if ``tensor`` is divided over ranks (a DTensor, as in FSDP2)."""
     return hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local")
 
 
-# Policy and reference, tensor by tensor, and copying all of them or none.
+# Pairs of tensors of policy and reference, and a copy of all of them or none.
 
 
 class TensorPair(NamedTuple):
-    """A tensor of the policy and its counterpart in the reference."""
+    """A tensor of the policy and the tensor of the reference that corresponds to it."""
 
     name: str
     policy: Tensor
@@ -128,11 +139,11 @@ class TensorPair(NamedTuple):
 
 DIFFERENT = "policy and reference are different models"
 REF = "ref"
-"""The frozen adapter that is taken as the reference, if it exists."""
+"""Name of the frozen PEFT adapter that is used as the reference, if it exists."""
 
 
 def model_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
-    """Return parameters and saved buffers of two whole models, however each is wrapped.
+    """Return pairs of the parameters and saved buffers of two whole models, however each is wrapped.
 
     Raises ``RLWatchError`` if they do not match one to one, or if the policy is not finite.
     """
@@ -142,7 +153,11 @@ def model_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return parameters and saved buffers of ``model`` by their names without wrappers; shards where it is sharded."""
+    """Yield the parameters and saved buffers of ``model`` as (name, tensor), with names as in the model without
+    wrappers.
+
+    A sharded tensor is yielded as a DTensor. Raises ``RLWatchError`` for a model that FSDP1 wraps.
+    """
     inner = resharded(unwrapped(model))
     for name, parameter in inner.named_parameters():
         yield plain_name(name), parameter
@@ -153,7 +168,11 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def adapter_of(policy: Any) -> str:
-    """Return the one trained PEFT adapter. Raises ``RLWatchError`` if there is not exactly one, or it is not finite."""
+    """Return the name of the one trained PEFT adapter of ``policy``.
+
+    Raises ``RLWatchError`` if there is not exactly one, if it has no weights or is not finite, or if the model is
+    sharded and has no frozen adapter named ``ref``.
+    """
     active = policy.active_adapter
     if isinstance(active, list) and len(active) == 1:
         active = active[0]
@@ -171,9 +190,10 @@ def adapter_of(policy: Any) -> str:
 
 
 def adapter_pairs(policy: Any) -> list[TensorPair]:
-    """Return weights of the trained PEFT adapter and of the frozen one named ``ref``, which is made if it is not there.
+    """Return pairs of the weights of the trained PEFT adapter and of the frozen adapter named ``ref``, which is added
+    if missing.
 
-    Raises ``RLWatchError`` if there is not exactly one active adapter or it cannot be mirrored.
+    Raises ``RLWatchError`` if there is not exactly one active adapter, or if the two adapters do not match.
     """
     active = adapter_of(policy)
     made = REF not in policy.peft_config
@@ -188,14 +208,17 @@ def adapter_pairs(policy: Any) -> list[TensorPair]:
 
 
 def copy_all(pairs: Iterable[TensorPair]) -> None:
-    """Copy every policy tensor into its reference tensor, in the reference's own dtype, device and sharding."""
+    """Copy the policy tensor of each pair into the reference tensor, in the reference's own dtype, device and
+    sharding.
+    """
     with torch.no_grad():
         for pair in pairs:
             copy_into(pair.reference, pair.policy)
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """Return twelve hex digits of the sum and norm of each tensor: equal weights give equal ones, on every rank.
+    """Return twelve hex digits computed from the sum and norm of each tensor; equal weights give equal digits on every
+    rank.
 
     A sharded tensor is reduced over its ranks, all of which must call this.
     """
@@ -208,9 +231,10 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
 
 
 def add_reference_adapter(policy: Any, active: str) -> None:
-    """A frozen adapter like ``active``: initialised plainly, because some initialisations alter the base weights.
+    """Add a frozen PEFT adapter named ``ref`` to ``policy``, with the configuration of the adapter ``active``.
 
-    Its random initial values are drawn from a fork, so that training's random stream does not notice.
+    It is initialised plainly, because some initialisations alter the base weights. Its random initial values are drawn
+    from a forked generator, so that training's random stream does not change.
     """
     config = copy.deepcopy(policy.peft_config[active])
     config.inference_mode = True
@@ -225,7 +249,9 @@ def add_reference_adapter(policy: Any, active: str) -> None:
 
 
 def _checked(pairs: list[TensorPair]) -> list[TensorPair]:
-    """Refuse before anything is copied: a half-copied reference is worse than an old one."""
+    """Return ``pairs`` if all can be copied, else raise ``RLWatchError``: a half-copied reference is worse than an old
+    one.
+    """
     for name, policy, reference in pairs:
         if policy.is_meta or reference.is_meta or hasattr(policy, "ds_id") or hasattr(reference, "ds_id"):
             raise RLWatchError(
@@ -263,12 +289,12 @@ def _mirrored(policy: Any, active: str) -> list[TensorPair]:
 
 
 def flattened(model: nn.Module) -> bool:
-    """Return True if FSDP1 holds ``model``."""
+    """Return True if ``model`` is wrapped by FSDP1, which flattens its parameters."""
     return isinstance(model, FullyShardedDataParallel)
 
 
 def units_of(model: nn.Module) -> Iterator[tuple[str, FullyShardedDataParallel]]:
-    """Return the units of ``model`` that have parameters of their own, by name."""
+    """Yield the FSDP1 units inside ``model`` that have their own parameters, as (name, unit)."""
     for name, module in model.named_modules():
         if isinstance(module, FullyShardedDataParallel) and module._handle is not None:  # noqa: SLF001
             yield name, module
@@ -277,7 +303,11 @@ def units_of(model: nn.Module) -> Iterator[tuple[str, FullyShardedDataParallel]]
 def shard_pairs(
     of_policy: Mapping[str, Tensor], of_reference: Mapping[str, Tensor], *, odd: str = DIFFERENT
 ) -> list[TensorPair]:
-    """Pair what this rank holds of two models, by name. Raises ``RLWatchError`` if they are not cut alike."""
+    """Return pairs of this rank's tensors of two models, matched by name.
+
+    ``odd`` begins the message if names differ. Raises ``RLWatchError`` if the models are sharded differently, or if the
+    policy is not finite.
+    """
     _same_names(of_policy, of_reference, odd)
     for name, tensor in of_policy.items():
         if tensor.shape != of_reference[name].shape:
@@ -288,12 +318,18 @@ def shard_pairs(
 
 
 def flat_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
-    """Return the shards of this rank, and the buffers. Raises ``RLWatchError`` if the models are cut differently."""
+    """Return pairs of this rank's shards and buffers of two models that FSDP1 wraps.
+
+    Raises ``RLWatchError`` if the models are flattened or sharded differently.
+    """
     return shard_pairs(_shards(policy), _shards(reference), odd="policy and reference are flattened differently")
 
 
 def flat_resharded(model: nn.Module) -> nn.Module:
-    """Return ``model`` with shards only; a forward without a backward keeps whole parameters of the root."""
+    """Return ``model``, which FSDP1 wraps, after its units have dropped whole copies of their parameters.
+
+    The root keeps such copies after a forward pass without a backward pass.
+    """
     for _, unit in units_of(model):
         handle = unit._handle  # noqa: SLF001
         if handle is not None and handle.uses_sharded_strategy and not handle.needs_unshard():
@@ -307,24 +343,28 @@ def _shards(model: nn.Module) -> dict[str, Tensor]:
     return {name.replace("_fsdp_wrapped_module.", ""): tensor.detach() for name, tensor in named}
 
 
-# The gradients of an engine's model, by layer: FSDP2's and plain ones by parameter, FSDP1's by flattened unit.
+# Gradient norms of a model by layer: by parameter for FSDP2 and plain models, by flattened unit for FSDP1.
 #
-# verl trains with FSDP1 unless configured otherwise. It flattens the parameters of each unit (a decoder layer; and what
-# is left at the root: embeddings, last norm, head) into one, whose shard a rank holds. The norm of a unit needs no
-# names.
+# verl trains with FSDP1 unless configured otherwise. FSDP1 flattens the parameters of each unit into one tensor, whose
+# shard a rank holds. A unit is a decoder layer, or the remaining parameters at the root (embeddings, last norm, head).
 
 ROOT = "outside"
-"""The layer of what lies outside all units."""
+"""Name of the layer that stands for all parameters outside the units of FSDP1."""
 
 
 def gradients_of(model: nn.Module, rank: int) -> GradNorms | None:
-    """Return norms of the gradients that ``model`` holds now on ``rank``; None if it holds none that count here."""
+    """Return norms of the gradients that ``model`` has now on ``rank``, by layer; None if no gradient counts on this
+    rank.
+    """
     units = [(layer_of(f"{plain_name(f'{name}.')}weight") if name else ROOT, unit) for name, unit in units_of(model)]
     return _flat_norms(units, rank) if units else grad_norms(model.named_parameters(), rank=rank)
 
 
 def _flat_norms(units: list[tuple[str, Any]], rank: int) -> GradNorms | None:
-    """Padding within a shard is zero; it counts among the elements on all ranks alike."""
+    """Return the gradient norms of FSDP1 units, by layer.
+
+    Padding within a shard is zero. It counts among the elements on all ranks alike.
+    """
     squares: dict[str, list[Tensor]] = {}
     held: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -350,13 +390,13 @@ def _flat_norms(units: list[tuple[str, Any]], rank: int) -> GradNorms | None:
 
 
 def _parts(module: Any) -> int:
-    """Ranks a unit is sharded over."""
+    """Return the number of ranks over which a unit is sharded."""
     handle = module._handle  # noqa: SLF001
     return int(handle.world_size) if handle.uses_sharded_strategy else 1
 
 
 def _counts_here(module: Any, rank: int) -> bool:
-    """Return True if this rank's shard is the first of its copies."""
+    """Return True if the gradient of a unit counts on this rank: its shard is the first of several equal copies."""
     if not module._handle.uses_sharded_strategy:  # noqa: SLF001
         return rank == 0
     copies = getattr(module, "_inter_node_pg", None)
