@@ -1,10 +1,10 @@
-"""Hugging Face's ``Trainer``, and what every trainer built on it shares.
+"""Integration with Hugging Face's ``Trainer``, whose parts every trainer built on it shares.
 
 >>> from rlwatch.integrations.transformers import RLWatchCallback, watch
 
-``watch(trainer)`` adds the raw loss, gradients per layer, commands and crash reports to what
-``callbacks=[RLWatchCallback()]`` records, the scalars of the log. Once this is imported ``report_to="rlwatch"`` of the
-training arguments means that callback, as ``report_to="wandb"`` means wandb's.
+``callbacks=[RLWatchCallback()]`` records the scalars that the trainer logs. ``watch(trainer)`` adds the raw loss,
+gradients per layer, commands and crash reports. Once this module is imported, ``report_to="rlwatch"`` in the training
+arguments means that callback, as ``report_to="wandb"`` means wandb's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""``watch(trainer)`` for any ``Trainer``: the scalars of its log, measurements of each step, and crash reports."""
+"""``watch(trainer)`` for any Hugging Face ``Trainer``: the scalars that it logs, measurements of each step, and crash
+reports.
+"""
 
 from __future__ import annotations
 
@@ -43,37 +45,42 @@ def watch(
     snapshots: bool | Snapshots = False,
     **init_kwargs: Any,
 ) -> Run:
-    """Watch a trainer and return the run it records.
+    """Watch a trainer from now on, and return the run that is recorded.
 
-    Records the scalars of the log, the loss before the trainer's NaN filter, gradients per layer before clipping, and
-    the exception that ended training, and executes commands (save a checkpoint, stop, pause, lower the learning rate).
-    Training is bit-identical with and without it. Measurements that this trainer does not support are left out, with
-    one warning. With several ranks every rank calls this, and their measurements are merged.
+    Recorded are the scalars that the trainer logs, the loss before the trainer's NaN filter, gradients per layer before
+    clipping, and the exception that ends training. Commands are executed (save a checkpoint, stop, pause, lower the
+    learning rate). Training is bit-identical with and without it. Measurements that this trainer does not support are
+    left out, with one warning. With several ranks every rank calls this, and their measurements are merged.
 
-    For TRL's GRPO and RLOO :func:`rlwatch.integrations.trl.watch` sees every token too.
+    For TRL's GRPO and RLOO :func:`rlwatch.integrations.trl.watch` measures every token, too.
 
     Parameters
     ----------
     trainer
         A trainer that has not begun to train. Its instance is changed, its class is not.
     run
-        A run to record into, which the caller ends. By default one is made now and finished with training.
+        A run to record into, which the caller ends. By default one is created now and finished with training.
     level
-        ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
-        The raw loss comes with ``"tokens"``.
+        ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`. The
+        raw loss is recorded from ``"tokens"`` on.
     snapshots
-        Whether to keep snapshots of the trained weights and the optimizer: True, False, or how often and at what price
+        Snapshots of the trained weights and the optimizer, to which a command can return: True, False, or settings
         (:class:`~rlwatch.integrations.snapshots.Snapshots`).
     init_kwargs
-        Arguments of :func:`rlwatch.init`; source, configuration, output directory and rank come from the trainer unless
+        Arguments of :func:`rlwatch.init`. Source, configuration, output directory and rank come from the trainer unless
         given.
+
+    Returns
+    -------
+    Run
+        The run that is recorded.
 
     Raises
     ------
     ConfigError
-        If the trainer is watched already, or ``level`` is unknown.
+        If the trainer is watched already, ``level`` is unknown, or snapshots are not possible.
     RLWatchError
-        What :func:`rlwatch.init` raises, before anything was changed.
+        Errors of :func:`rlwatch.init`, before anything was changed.
     """
     refuse_twice(trainer)
     chosen, wanted = Level.of(level), Snapshots.of(snapshots)
@@ -97,7 +104,11 @@ def refuse_twice(trainer: Any) -> None:
 
 
 def tap(trainer: Any, seam: ErrorBoundary, level: Level, snapshots: Snapshots | None = None) -> StepCallback:
-    """Attach the taps. Their callback comes before that of the scalars, because a step precedes its log row."""
+    """Attach the hooks that measure steps of ``trainer``, and return the callback that records the steps.
+
+    ``seam`` is the error boundary that leads to the run. ``snapshots`` are the settings of snapshots (None: none are
+    taken). The callback precedes that of the logged scalars, because a step is recorded before its log row.
+    """
     taps = TrainerTaps(trainer, seam, level)
     if level.includes(Level.TOKENS):
         _each(
@@ -113,7 +124,7 @@ def tap(trainer: Any, seam: ErrorBoundary, level: Level, snapshots: Snapshots | 
 
 
 def _each(wanted: Mapping[str, tuple[str | None, Callable[[], None]]]) -> None:
-    """Attach the supported taps; one line names the others with the reasons."""
+    """Attach the supported hooks; one log line lists the others with the reasons."""
     for reason, attach in wanted.values():
         if reason is None:
             attach()
@@ -129,7 +140,7 @@ def _each(wanted: Mapping[str, tuple[str | None, Callable[[], None]]]) -> None:
 # The scalars of the log, through the callback interface alone.
 
 DEADLINE_S = 10.0
-"""Longest time in seconds that the end of a run delays the trainer or a propagating exception."""
+"""Longest time that the end of a run delays the trainer or a propagating exception, in seconds."""
 WATCH_COPIES = (
     "call watch for the copy where it trains, or give the trainer RLWatchCallback(...): until it has begun a run, each "
     "of its copies begins one of its own (Ray Tune, hyperparameter_search)"
@@ -141,19 +152,19 @@ FILTERED = (
 
 
 class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
-    """Records everything the trainer logs, training and evaluation alike, at its global step.
+    """Callback that records everything the trainer logs, in training and evaluation, at its global step.
 
     Parameters
     ----------
     run
-        A run to record into, which the caller ends. By default one is made when training begins and
-        finished when training ends.
+        A run to record into, which the caller ends. By default one is created when training begins and finished when
+        training ends.
     link
-        With several ranks, the address at which rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; for the default
+        With several ranks, the address at which rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``. For the default
         see :func:`rlwatch.run.ranks.join`.
     init_kwargs
-        Arguments of :func:`rlwatch.init` for the run made here; source, configuration, output directory and rank come
-        from the trainer unless given.
+        Arguments of :func:`rlwatch.init` for the run created here. Source, configuration, output directory and rank
+        come from the trainer unless given.
     """
 
     def __init__(self, run: Run | None = None, *, link: str | None = None, **init_kwargs: Any) -> None:
@@ -169,14 +180,18 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self._stages = StepStages(self.seam)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy made before training starts a run of its own, as in the trials of a search; later copies are inert."""
+        """Reduce to a callback that begins its own run, as in trials of a search; once a run began, to an inert one."""
         if self.run is None:
             return partial(type(self), link=self._link, **self._given), ()
         copied("watched trainer", WATCH_COPIES)
         return TrainerCallback, ()
 
     def begin(self, args: TrainingArguments, model: Any, *, watched: bool = False) -> Run:
-        """Return the run, created now if there is no live one. Raises what :func:`rlwatch.init` raises."""
+        """Return the run, and create it if there is no active one. Raises what :func:`rlwatch.init` raises.
+
+        ``args`` are the training arguments and ``model`` the trained model, for the run's configuration. ``watched``:
+        the raw loss is recorded elsewhere, so that a warning about the trainer's NaN filter is not needed.
+        """
         self._watched = self._watched or watched
         if self.run is None or (self._owned and self._over):
             self._over, self._linked = False, True
@@ -189,7 +204,10 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         return self.run
 
     def end(self, state: RunState = RunState.FINISHED, reason: str = "") -> None:
-        """Finish the run, if it was made here; training again begins another, or resumed its next attempt."""
+        """Finish the run with ``state`` and ``reason`` if this callback created it.
+
+        If training begins again, another run begins, or the next attempt of this one if training resumes.
+        """
         if self.run is not None and self._owned:
             self._over = True
             self.run.finish(state, reason, DEADLINE_S)
@@ -198,7 +216,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Create the run; configuration errors are raised here, before training starts."""
+        """Create the run. Configuration errors are raised here, before training starts."""
         run = self.begin(args, kwargs.get("model"))
         self.seam.attempt("which run this is", partial(run.decide, resumed=state.global_step > 0))
         if args.logging_nan_inf_filter and not self._watched:
@@ -207,26 +225,26 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the stage of the update; stages within it are timed separately."""
+        """Begin to time the update; stages within it are timed separately."""
         self._stages.begin("update")
 
     @override
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the stage of the update."""
+        """End the timing of the update."""
         self._stages.end()
         self._stages.step_ended(state.global_step)
 
     @override
     @guarded
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the stage of an evaluation."""
+        """Begin to time an evaluation."""
         self._stages.evaluates()
 
     @override
     @guarded
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the stage of an evaluation."""
+        """End the timing of an evaluation."""
         self._stages.end()
 
     @override
@@ -234,7 +252,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Read the learning rates of the step; the trainer logs those of the scheduler instead."""
+        """Read the learning rates that the step uses; the trainer logs those that the scheduler sets afterwards."""
         self._rates = rates(kwargs.get("optimizer"))
 
     @override
@@ -247,7 +265,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Record the row, except the summary at the end of training."""
+        """Record the logged row, except the summary at the end of training."""
         if self.run is not None and logs and "train_runtime" not in logs:
             row = scalars(logs)
             if getattr(kwargs.get("optimizer"), "scaler", None) is not None:
@@ -263,17 +281,19 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Finish the run that was made here."""
+        """Finish the run if this callback created it."""
         self.end()
 
 
 def without_overflow(row: dict[str, float]) -> dict[str, float]:
-    """Drop non-finite norms, which a float16 loss scaler causes while it searches for its scale."""
+    """Return ``row`` without ``grad_norm`` if it is not finite, which a float16 loss scaler causes while it searches
+    for its scale.
+    """
     return {name: value for name, value in row.items() if name != "grad_norm" or math.isfinite(value)}
 
 
 def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a log row. TRL writes None if every value was NaN, so None becomes NaN."""
+    """Return the numbers in a logged row. None becomes NaN, because TRL writes None if every value was NaN."""
     row = {}
     for name, value in logs.items():
         with Contained(lambda _error: None):  # another callback may have added values of any type
@@ -286,32 +306,39 @@ def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TrainerReaders(Protocol):
-    """Readers of the trainer during a step."""
+    """Interface to the hooks that measure a trainer during a step. ``tally`` collects the measurements of the current
+    step.
+    """
 
     tally: StepTally
 
     def take(self) -> StepTally:
-        """Return the tally of the step that ended."""
+        """Return the tally of the step that ended, and begin an empty one."""
         ...
 
     def discard(self) -> None:
-        """Drop the measurements so far."""
+        """Drop the measurements so far, at the start of training."""
         ...
 
     def gradients_if_unclipped(self) -> None:
-        """Read gradients that the trainer does not clip."""
+        """Read the gradients if the trainer did not clip them in this step, so that they have not been read yet."""
         ...
 
     def read_rates(self, optimizer: Any) -> None:
-        """Read the rates that the optimizer is about to step with."""
+        """Read the learning rates with which ``optimizer`` is about to step."""
         ...
 
 
 class StepCallback(TrainerCallback):  # type: ignore[misc]
-    """Ends a step's tally and records it before anything of the next step.
+    """Callback that ends the measurements of a step and records them before anything of the next step.
 
-    A sealed step is recorded as soon as its copy has arrived: usually when the step is logged, at the latest
-    when the next one begins. That is the only wait for the device, once a step.
+    The measurements are copied from the device when the step ends, and recorded as soon as the copy has arrived:
+    usually when the step is logged, at the latest when the next one begins. That is the only wait for the device, once
+    a step.
+
+    ``taps`` are the hooks that measure the trainer, ``seam`` is the error boundary that leads to the run. ``control``
+    creates the executor of commands, from a function that returns the newest metrics. ``decode`` converts token ids to
+    text.
     """
 
     def __init__(
@@ -336,7 +363,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Drop measurements of an earlier attempt, and restore the state saved in a checkpoint."""
+        """Drop measurements of an earlier training, and restore the state saved in a checkpoint."""
         self.taps.discard()
         self._control.loop.look(args, state, control, kwargs)
         self._control.begin(state.global_step)
@@ -344,20 +371,20 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Deliver the measurements of the last step."""
+        """Record the measurements of the last step."""
         self.deliver()
 
     @override
     @guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read gradients that were not clipped, and the learning rates of the step."""
+        """Read the learning rates of the step, and its gradients if they were not clipped."""
         self.seam.attempt("learning rate", self.taps.read_rates, kwargs.get("optimizer"))
         self.taps.gradients_if_unclipped()
 
     @override
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Seal the step, then execute waiting commands."""
+        """End the measurements of the step, then execute waiting commands."""
         self.seal(state.global_step)
         self.deliver(wait=False)
         self.noticed(args, state.global_step)
@@ -367,26 +394,26 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save with the checkpoint the state that it does not include."""
+        """Save with the trainer's checkpoint the state of rlwatch that it does not include."""
         self._control.saved(state.global_step)
 
     @override
     @guarded
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Deliver the step; the trainer has just waited for the device, so its copy is complete."""
+        """Record the step if its copy has arrived. The trainer has just waited for the device, so usually it has."""
         self.deliver(wait=False)
 
     @override
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Deliver the last step."""
+        """Record the last step."""
         self.deliver()
 
     def noticed(self, args: Any, step: int) -> None:
-        """Record further events at the end of a step; a hook for subclasses."""
+        """Record further events at the end of ``step``; a hook for subclasses, which does nothing here."""
 
     def seal(self, step: int) -> None:
-        """End the current tally as that of ``step``."""
+        """End the current measurements as those of ``step``, and start copying them from the device."""
         tally, run = self.taps.take(), self.seam.run
         if run is not None and run.measures:
             tally.end_stages(step, run)
@@ -394,19 +421,21 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
             self._sealed.append(tally.seal(step, shared=run.linked))
 
     def seal_unfinished(self, step: int) -> None:
-        """Seal the measurements of ``step``, in which training crashed."""
+        """End the measurements of ``step``, in which training crashed, if there are any."""
         if not self.taps.tally.empty:
             self.seal(step)
 
     def deliver(self, *, wait: bool = True) -> None:
-        """Record sealed steps, in order; without ``wait`` only those whose copy has arrived."""
+        """Record the measured steps in order; without ``wait`` only those whose copy from the device has arrived."""
         while self._sealed and (wait or self._sealed[0].ready()):
             sealed = self._sealed.popleft()
             if self.seam.run is not None:
                 self.latest = sealed.deliver(self.seam.run, self._decode)
 
     def newest(self) -> Mapping[str, float]:
-        """Return the metrics of the last step, for commands that report the values before; may wait for the device."""
+        """Return the metrics of the last step, for commands that report the values before them. May wait for the
+        device.
+        """
         self.deliver()
         return self.latest
 
@@ -415,21 +444,22 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class PendingSteps(Protocol):
-    """Holder of measured steps that are not recorded yet."""
+    """Interface to steps that were measured and are not recorded yet."""
 
     def seal_unfinished(self, step: int) -> None:
-        """Seal the step in which training crashed."""
+        """End the measurements of ``step``, in which training crashed."""
         ...
 
     def deliver(self) -> None:
-        """Record every sealed step."""
+        """Record every measured step."""
         ...
 
 
 def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: PendingSteps) -> None:
-    """Make ``trainer.train`` record an exception that ends it, and raise it unchanged.
+    """Wrap ``trainer.train``, so that an exception that ends it is recorded and then raised unchanged.
 
-    An exception or interrupt becomes an ``exception`` event with its cause; a run made by ``scalars`` ends as crashed.
+    An exception or interrupt becomes an ``exception`` event with its cause. A run created by the callback ``scalars``
+    ends as crashed. ``steps`` holds measured steps, which are recorded first.
     """
     original = trainer.train
 

@@ -1,4 +1,4 @@
-"""The checkpoint a call of ``trainer.train`` resumes from."""
+"""Detection of the checkpoint from which a call of ``trainer.train`` resumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from rlwatch.error_boundary import ErrorBoundary, Tapped
 
 
 class ResumedFrom:
-    """Notes the arguments of ``trainer.train``, which callbacks do not get."""
+    """Wrapper of ``trainer.train`` that notes its arguments, which callbacks do not get.
+
+    ``checkpoint`` is the directory from which the last call resumed, or None. ``seam`` is the error boundary around the
+    code that finds it.
+    """
 
     def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
         self.checkpoint: Path | None = None

@@ -1,4 +1,6 @@
-"""Commands of every ``Trainer``: carried out at a step's end, through the callback interface alone."""
+"""Commands that every Hugging Face ``Trainer`` supports: executed at a step's end, through the callback interface
+alone.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,19 @@ from rlwatch.integrations.transformers.compat import fsdp2, sharding_engine
 from rlwatch.ports import CommandHandler
 
 Latest = Callable[[], Mapping[str, float]]
-"""The metrics measured last."""
+"""Function that returns the metrics measured last, by canonical name."""
 
 
 class StepEndCommands(Protocol):
-    """Executes commands at the end of a step."""
+    """Interface of an executor of commands at the end of a trainer's step."""
 
     @property
     def loop(self) -> TrainerLoop:
-        """Return the trainer's objects, as passed to callbacks."""
+        """Return the trainer's objects that callbacks receive."""
         ...
 
     def begin(self, step: int) -> None:
-        """Start at ``step``."""
+        """Prepare for a training that starts after ``step``."""
         ...
 
     def obey(self, step: int) -> None:
@@ -41,12 +43,17 @@ class StepEndCommands(Protocol):
         ...
 
     def saved(self, step: int) -> None:
-        """Handle the checkpoint of ``step``, which the trainer has written."""
+        """Add rlwatch's state to the checkpoint of ``step``, which the trainer has written."""
         ...
 
 
 class LoopControl:
-    """Saves, stops, pauses and lowers the learning rate, at the end of any step."""
+    """Executor of the commands that every trainer supports, at the end of any step: save, stop, pause, roll back,
+    learning rate.
+
+    ``seam`` is the error boundary that leads to the run. ``latest`` returns the newest metrics. ``ranks`` are the ranks
+    of the run (default: those of the run's link). ``snapshots`` takes snapshots (None: none are taken).
+    """
 
     def __init__(
         self,
@@ -65,12 +72,16 @@ class LoopControl:
         self._controller = Controller(seam, handlers, ranks or RunRanks(seam), latest)
 
     def begin(self, step: int) -> None:
-        """Take the first snapshot: these commands keep nothing in checkpoints."""
+        """Take the first snapshot after ``step``. These commands keep nothing in checkpoints, so nothing is
+        restored.
+        """
         if self._snapshots is not None:
             self._seam.attempt("snapshot", self._snapshots.begin, step)
 
     def obey(self, step: int) -> None:
-        """Execute waiting commands; the end of every step is safe."""
+        """Execute waiting commands after ``step``, then take a snapshot if one is due. The end of every step is
+        safe.
+        """
         self._controller.obey(step)
         if self._snapshots is not None:
             self._seam.attempt("snapshot", self._snapshots.look, step)
@@ -79,12 +90,15 @@ class LoopControl:
         """Do nothing: these commands keep nothing in checkpoints."""
 
 
-# The handlers: through the callback interface alone, for every trainer of Hugging Face's family.
+# The handlers of commands: they use the callback interface alone, for every trainer of Hugging Face's family.
 
 
 @dataclass(slots=True)
 class TrainerLoop:
-    """A trainer's objects, as passed to callbacks; call :meth:`look` in ``on_step_end``, then execute commands."""
+    """A trainer's objects as callbacks receive them, with the handlers of commands that act on them.
+
+    Call :meth:`look` in ``on_step_end``, then execute commands.
+    """
 
     args: Any = None
     state: Any = None
@@ -93,12 +107,17 @@ class TrainerLoop:
     scheduler: Any = None
 
     def look(self, args: Any, state: Any, control: Any, shown: Mapping[str, Any]) -> None:
-        """Keep the arguments of a callback; ``shown`` are its keyword arguments."""
+        """Keep the arguments of a callback; ``shown`` are its keyword arguments, with the optimizer and the
+        scheduler.
+        """
         self.args, self.state, self.control = args, state, control
         self.optimizer, self.scheduler = shown.get("optimizer"), shown.get("lr_scheduler")
 
     def handlers(self, seam: ErrorBoundary, latest: Latest) -> list[CommandHandler]:
-        """Return ``save-checkpoint``, ``lower-lr``, ``raise-lr``, ``hold``, ``skip-step`` and ``stop``."""
+        """Return handlers of ``save-checkpoint``, ``lower-lr``, ``raise-lr``, ``hold``, ``skip-step`` and ``stop``.
+
+        ``seam`` is the error boundary that leads to the run's health; ``latest`` returns the newest metrics.
+        """
         lower = LowerLR(self.paced, seam)
         return [
             SaveCheckpoint(self.save, self.kept, seam),
@@ -110,15 +129,18 @@ class TrainerLoop:
         ]
 
     def clipping(self) -> Adjust:
-        """Handle ``set-grad-clip``."""
+        """Return the handler of ``set-grad-clip``, which changes the norm to which gradients are clipped."""
         return Adjust("set-grad-clip", Setting(self.grad_clip, self.set_grad_clip))
 
     def optimizers(self) -> list[Any]:
-        """Return the optimizer, if training has begun."""
+        """Return a list with the trainer's optimizer, empty before training has begun."""
         return [] if self.optimizer is None else [self.optimizer]
 
     def grad_clip(self) -> Values:
-        """Return the norm that gradients are clipped to; 0 where they are not."""
+        """Return the norm to which gradients are clipped, as ``{"value": norm}``; 0 if they are not clipped.
+
+        Raises ``RLWatchError`` before training has begun, or if DeepSpeed clips.
+        """
         if self.args is None:
             raise RLWatchError("training has not begun")
         if getattr(self.args, "deepspeed", None):
@@ -126,31 +148,35 @@ class TrainerLoop:
         return {"value": float(self.args.max_grad_norm or 0.0)}
 
     def set_grad_clip(self, values: Values) -> None:
-        """Set the norm; the trainer reads it at every step."""
+        """Set the norm to which gradients are clipped to ``values["value"]``; the trainer reads it at every step."""
         self.args.max_grad_norm = values["value"]
 
     def step(self) -> int:
-        """Return the step that has ended."""
+        """Return the number of the optimizer step that has ended."""
         return int(self.state.global_step)
 
     def paced(self) -> Paced:
-        """Return the optimizer and its schedule."""
+        """Return the trainer's optimizer and its learning-rate scheduler."""
         return Paced(self.optimizers(), [] if self.scheduler is None else [self.scheduler])
 
     def kept(self) -> int | None:
-        """Return the number of checkpoints the trainer keeps; None for all."""
+        """Return the number of checkpoints that the trainer keeps; None for all. Raises ``RLWatchError`` before
+        training.
+        """
         if self.control is None:
             raise RLWatchError("training has not begun")
         limit: int | None = self.args.save_total_limit
         return limit
 
     def save(self) -> str:
-        """Raise the flag that makes the trainer save when its callbacks have returned."""
+        """Set the flag that makes the trainer save a checkpoint when its callbacks have returned. Return a message with
+        its path.
+        """
         self.control.should_save = True
         return f"{self._checkpoint} is saved as soon as this step has ended"
 
     def stop(self, save: bool) -> str:
-        """Raise the flag that makes this step the last."""
+        """Set the flag that makes this step the last, with a checkpoint if ``save``. Return a message."""
         if save:
             self.save()
         self.control.should_training_stop = True
@@ -167,9 +193,9 @@ class TrainerLoop:
 
 
 def holdings(trainer: Any) -> Holdings:
-    """Return model, optimizer, schedule and loss scale of a ``Trainer``, as they are now.
+    """Return the current model, optimizer, scheduler and loss scaler of ``trainer``, for a snapshot.
 
-    Raises ``RLWatchError`` with the reason where an engine keeps them in a way that rlwatch cannot copy.
+    Raises ``RLWatchError`` with the reason if an engine keeps them in a form that rlwatch cannot copy.
     """
     engine = sharding_engine(trainer)
     if engine is not None and not fsdp2(trainer):

@@ -1,4 +1,6 @@
-"""Description of a ``Trainer``, and checks of the methods that the taps need."""
+"""Description of a Hugging Face ``Trainer`` for the run's configuration, and checks of the methods that rlwatch
+wraps.
+"""
 
 from __future__ import annotations
 
@@ -10,45 +12,52 @@ from transformers.integrations import integration_utils
 from rlwatch.integrations.compat import Needs, lacking, vocab_size_of
 
 SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
-"""Engines of accelerate that keep no whole weight or gradient on a rank."""
+"""Engines of accelerate under which a rank holds no whole weights or gradients."""
 HIDDEN = ("DEEPSPEED", "MEGATRON_LM", "XLA")
 """Engines whose gradients are not in ``.grad`` when the trainer clips them."""
 PARTED = (1, 2)
-"""Stages of ZeRO that part gradients over the ranks and leave the weights whole."""
+"""Stages of ZeRO that partition gradients over the ranks and leave the weights whole."""
 CLIP: Needs = {"_clip_grad_norm": ("model",)}
 ACCELERATOR: Needs = {"clip_grad_norm_": ("parameters", "max_norm")}
 LOSS: Needs = {"training_step": ("model", "inputs")}
-"""Methods, and the parameters by which we know them. Before transformers 5.3 the loop clipped through the accelerator,
-without a method of its own."""
+"""Methods that are wrapped, and the parameters by which each is recognised.
+
+Before transformers 5.3 the training loop clipped through the accelerator, not through a method of the trainer.
+"""
 
 
 def unclippable(trainer: Any) -> str | None:
-    """Explain why the clipping of ``trainer`` cannot be tapped; None if it can."""
+    """Return the reason why the clipping of ``trainer`` cannot be wrapped, or None if it can."""
     reason = lacking(trainer, CLIP)
     return None if reason is None or lacking(trainer.accelerator, ACCELERATOR) is None else reason
 
 
 def sharding_engine(trainer: Any) -> str | None:
-    """Return the engine that shards this trainer's weights or gradients, or None."""
+    """Return the name of the engine that shards the weights or gradients of ``trainer``, or None."""
     kind = trainer.accelerator.distributed_type
     name = str(getattr(kind, "value", kind))
     return name if name in SHARDED else None
 
 
 def fsdp2(trainer: Any) -> bool:
-    """Return whether accelerate shards this trainer by FSDP2."""
+    """Return True if accelerate shards the model of ``trainer`` by FSDP2."""
     plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
     return getattr(plugin, "fsdp_version", None) == 2
 
 
 def deepspeed_engine(trainer: Any) -> Any | None:
-    """DeepSpeed's engine, which clips and steps as part of accelerate's backward; None before training, and without."""
+    """Return the DeepSpeed engine of ``trainer``, or None before training or without DeepSpeed.
+
+    The engine clips and steps as part of accelerate's backward call.
+    """
     wrapped = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)
     return None if wrapped is None else wrapped.engine
 
 
 def unseen(trainer: Any) -> str | None:
-    """Return why gradients that an engine keeps outside ``.grad`` cannot be read; None if they can."""
+    """Return the reason why gradients that the engine keeps outside ``.grad`` cannot be read; None if gradients can be
+    read.
+    """
     name = sharding_engine(trainer)
     if name not in HIDDEN:
         return None
@@ -70,7 +79,7 @@ REPORT_TO = "rlwatch"
 
 
 def offer(callback: type) -> None:
-    """Register ``callback`` as ``report_to="rlwatch"``; does nothing if the name is taken or there is no registry.
+    """Register the class ``callback`` as ``report_to="rlwatch"``, unless the name is taken or there is no registry.
 
     transformers has a dict of its trackers, and no other way to add one. The entry has no other effect: "all" means the
     trackers that transformers finds installed.
@@ -84,9 +93,10 @@ def offer(callback: type) -> None:
 
 
 def source_of(args: Any) -> str:
-    """Return ``"trl/grpo"``, ``"trl/rloo"``, ``"trl/online_dpo"``... from the type of the training arguments.
+    """Return the name of the trainer for the run, such as ``"trl/grpo"`` or ``"trl/rloo"``, from the type of its
+    arguments.
 
-    Subclasses count as the TRL class they extend; what is not TRL's is ``"transformers"``.
+    Subclasses count as the TRL class that they extend. Arguments of other classes give ``"transformers"``.
     """
     for kind in type(args).__mro__:
         if kind.__module__.startswith("trl.") and kind.__name__.endswith("Config") and kind.__name__[0] != "_":
@@ -96,7 +106,7 @@ def source_of(args: Any) -> str:
 
 
 def config_of(args: Any, model: Any = None) -> dict[str, Any]:
-    """Return the training arguments, and which model is trained."""
+    """Return the training arguments ``args`` as a dict, with the type, name and vocabulary size of ``model``."""
     config: dict[str, Any] = dict(args.to_dict())
     described = getattr(model, "config", None)
     if described is not None:
@@ -107,7 +117,9 @@ def config_of(args: Any, model: Any = None) -> dict[str, Any]:
 
 
 def init_arguments(args: Any, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of :func:`rlwatch.init` for this training run; what the user gave wins."""
+    """Return arguments of :func:`rlwatch.init` for a training with the arguments ``args``; values in ``given`` take
+    precedence.
+    """
     return {
         "source": source_of(args),
         "output_dir": args.output_dir,

@@ -1,4 +1,6 @@
-"""``clip_layers(trainer)``: layer-wise clipping in any ``Trainer``, kept in its checkpoints."""
+"""``clip_layers(trainer)``: layer-wise clipping of gradients in any Hugging Face ``Trainer``, saved in its
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +31,34 @@ FILE = "rlwatch_layer_clip.pt"
 def clip_layers(
     trainer: Any, rule: str | ClipRule = "layer-median", *, by: str | None = None, nonfinite: str = "keep"
 ) -> LayerClip:
-    """Clip every layer of a trainer's model by a threshold of its own, before the trainer clips all of them together.
+    """Clip the gradient of every layer by its own threshold, before the trainer clips all layers together.
 
-    First each layer by ``rule``, then the global clip to ``max_grad_norm``, which the trainer does as ever: a layer
+    First each layer is clipped by ``rule``. Then the trainer clips globally to ``max_grad_norm`` as before, and a layer
     that spikes no longer starves the others. (For layers only: ``max_grad_norm=float("inf")``.) Where the rule scales
-    nothing, training is bit-identical to training without. What the trainer logs as ``grad_norm`` is the norm before
-    any clipping. The state of the rule is saved with every checkpoint and taken up when training resumes from one.
+    nothing, training is bit-identical to training without. The ``grad_norm`` that the trainer logs is the norm before
+    any clipping. The state of the rule is saved with every checkpoint and restored when training resumes from one.
 
-    Works with :func:`watch` in either order: the gradients it records are those before clipping, and it records what
-    was clipped. With several ranks every rank calls this. On one rank a rule that raises is warned of and left out; on
-    several the error ends training, because ranks that clip differently would drift apart unseen.
+    Works with :func:`watch` in either order: it records the gradients before clipping, and what was clipped. With
+    several ranks every rank calls this. On one rank a rule that raises is left out with a warning. On several ranks the
+    error ends training, because ranks that clip differently would diverge unnoticed.
 
     Parameters
     ----------
     trainer
         A trainer that has not begun to train. Its accelerator's ``clip_grad_norm_`` is wrapped, on the instance.
     rule, by, nonfinite
-        As :class:`~rlwatch.clipping.LayerClip` takes them.
+        As for :class:`~rlwatch.clipping.LayerClip`.
+
+    Returns
+    -------
+    LayerClip
+        The clipping, with its rule and state.
 
     Raises
     ------
     ConfigError
-        If an argument is not what it should be, layers are clipped already, the trainer does not clip
-        (``max_grad_norm=0``), or an engine (DeepSpeed, FSDP1...) holds the gradients where they cannot be scaled.
+        If an argument is not valid, layers are clipped already, the trainer does not clip (``max_grad_norm=0``), or an
+        engine (DeepSpeed, FSDP1...) holds the gradients where they cannot be scaled.
     """
     _refuse(trainer)
     clip = LayerClip(trainer.model, rule, by=by, nonfinite=nonfinite)
@@ -60,13 +67,13 @@ def clip_layers(
 
 
 def clipping_of(trainer: Any) -> LayerClipping | None:
-    """Find what :func:`clip_layers` attached to ``trainer``; None if nothing."""
+    """Return the callback that :func:`clip_layers` attached to ``trainer``, or None if it was not called."""
     attached = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, LayerClipping))
     return next(attached, None)
 
 
 def _refuse(trainer: Any) -> None:
-    """Raise ``ConfigError`` where layers cannot be clipped."""
+    """Raise ``ConfigError`` if the layers of ``trainer`` cannot be clipped."""
     if clipping_of(trainer) is not None:
         raise ConfigError("the layers of this trainer are clipped already")
     if not hasattr(trainer, "accelerator"):
@@ -86,10 +93,10 @@ def _refuse(trainer: Any) -> None:
 
 
 class LayerClipping(TrainerCallback):  # type: ignore[misc]
-    """Clips layers before the accelerator clips, and saves the rule's state in checkpoints.
+    """Callback that clips layers before the accelerator clips, and saves the rule's state in checkpoints.
 
-    ``before``, if set, is called with the norm between the backward and the clipping of a step: the gradient is
-    complete, without loss scale, and not clipped. ``clipped`` is the result of this step's clipping, or None.
+    ``before``, if set, is called with the norm between backward pass and clipping: the gradient is then complete,
+    without loss scale, and not clipped. ``clipped`` is the result of this step's clipping, or None.
     """
 
     def __init__(self, trainer: Any, clip: LayerClip) -> None:
@@ -132,7 +139,7 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn once if this trainer clips without its accelerator."""
+        """Warn once if this trainer does not clip through its accelerator, so that layers are not clipped."""
         if not self._asked and not self._warned:
             self._warned = True
             logger.warning("rlwatch does not clip layers: this trainer does not clip through its accelerator")
@@ -140,13 +147,13 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Reset the state of the step."""
+        """Forget the result of this step's clipping."""
         self._asked, self.clipped = False, None
 
     @override
     @guarded
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put the state into the checkpoint that was just written; it is the same on every rank."""
+        """Write the state of the clipping into the checkpoint that was just written; it is the same on every rank."""
         if not args.should_save:
             return
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -160,7 +167,9 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore the state from the checkpoint that training resumes from, on every rank as rank 0 reads it."""
+        """Restore the state of the clipping from the checkpoint that training resumes from, on every rank as rank 0
+        reads it.
+        """
         checkpoint = self._resumed.checkpoint
         if checkpoint is None:
             return
@@ -188,7 +197,9 @@ def _before_clipping(clipped: Clipped, total: Any) -> Any:
 
 @contextmanager
 def _unscaled(accelerator: Any) -> Iterator[None]:
-    """Prevent unscaling gradients twice, for which a scaler raises."""
+    """Replace ``accelerator.unscale_gradients`` during the ``with`` block, because a scaler raises if it unscales
+    twice.
+    """
     before = vars(accelerator).get("unscale_gradients")
     accelerator.unscale_gradients = lambda optimizer=None: None  # noqa: ARG005
     try:

@@ -1,7 +1,7 @@
-"""Taps on one trainer: closures set on the *instance*, so that subclasses and other trainers are not affected.
+"""Hooks (taps) on one Hugging Face trainer that measure it: closures set on the *instance*, not on its class.
 
-Every closure calls the method that it replaces exactly once, with unchanged arguments, and returns its result; the
-measurement comes after the call.
+Every closure calls the method that it replaces exactly once, with unchanged arguments, and returns its result. The
+measurement comes after the call, except that gradients are read just before they are clipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ UPDATE_TAP = "size of the update"
 
 
 class TrainerTaps:
-    """Measures a ``Trainer`` up to ``level``, into the tally of the current step."""
+    """Hooks that measure a ``Trainer`` up to ``level``, into the tally of the current step.
+
+    ``seam`` is the error boundary that leads to the run and contains errors of the measurement.
+    """
 
     def __init__(self, trainer: Any, seam: ErrorBoundary, level: Level = Level.FULL) -> None:
         self.trainer = trainer
@@ -44,11 +47,11 @@ class TrainerTaps:
         self._updates = 0
 
     def tap_loss(self) -> None:
-        """Read the loss of every micro-batch, before the trainer's NaN filter."""
+        """Wrap ``training_step`` to read the loss of every micro-batch, before the trainer's NaN filter."""
         self.wrap("training_step", self._after_step)
 
     def tap_gradients(self) -> None:
-        """Read gradients before they are clipped, if the level asks for it."""
+        """Wrap the trainer's clipping to read gradients before they are clipped, if the level includes gradients."""
         if self._level.includes(Level.GRADIENTS):
             self._reads_gradients = True
             if lacking(self.trainer, CLIP) is None:
@@ -57,7 +60,7 @@ class TrainerTaps:
                 self._wraps_late = True
 
     def take(self) -> StepTally:
-        """Return the step's tally, with the metrics of every step added, and begin an empty one."""
+        """Return the tally of the step, with the metrics that every step has, and begin an empty one."""
         self._seam.attempt(UPDATE_TAP, self._measure_update)
         tally, self.tally = self.tally, StepTally()
         self._clipped = False
@@ -67,7 +70,11 @@ class TrainerTaps:
         return tally
 
     def discard(self) -> None:
-        """Reset at the start of training, after layer clipping has wrapped the accelerator, so that taps come first."""
+        """Reset the measurements at the start of training, and wrap what did not exist before.
+
+        The accelerator is wrapped only now, after layer clipping has wrapped it, so that gradients are read before
+        layers are clipped.
+        """
         self.tally, self._clipped, self._update = StepTally(), False, None
         if self._wraps_late:
             self._wraps_late = False
@@ -79,7 +86,11 @@ class TrainerTaps:
                 self._wrap_engine(engine)
 
     def read_rates(self, optimizer: Any) -> None:
-        """Read the learning rates before the step of ``optimizer``; the trainer logs those of the scheduler instead."""
+        """Read the learning rates before ``optimizer`` steps; the trainer logs those that the scheduler sets
+        afterwards.
+
+        Also samples the weights before the step, to measure the size of the update.
+        """
         for name, rate in rates(optimizer).items():
             self.tally.numbers[name] = [rate]
         if self._reads_gradients and self.live:
@@ -107,14 +118,17 @@ class TrainerTaps:
         self.complete(None)
 
     def complete(self, total: Tensor | float | None) -> None:
-        """Handle the complete gradient before its use; ``total`` is its norm before clipping, if known.
+        """Handle the complete gradient before the optimizer uses it; does nothing here, subclasses override it.
 
-        Raises nothing: it is called in the middle of training.
+        ``total`` is the gradient norm before clipping, if known. Raises nothing, because it is called in the middle of
+        training.
         """
 
     @property
     def live(self) -> bool:
-        """Return True while training (not evaluating) in a process that measures, and sealed steps are delivered."""
+        """Return True while the model trains (not evaluates) in a process that measures, and measured steps are
+        recorded.
+        """
         return bool(self._seam.attempt("mode of the trainer", self._looks))
 
     def _looks(self) -> bool:
@@ -127,7 +141,9 @@ class TrainerTaps:
         return getattr(self.trainer.accelerator, "scaler", None) is not None
 
     def wrap(self, name: str, look: Callable[..., None]) -> None:
-        """Call ``look`` with the result and the arguments of the method ``name``."""
+        """Replace the trainer's method ``name`` by a wrapper that calls ``look`` with the result and the arguments of
+        each call.
+        """
         original = getattr(self.trainer, name)
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
@@ -214,7 +230,10 @@ class TrainerTaps:
 
 
 def loss_stats(loss: Tensor, *, scaled: bool = True) -> Stats:
-    """Return the loss of a micro-batch; the step's is the sum if each is ``scaled`` by their number, else the mean."""
+    """Return statistics of the loss of one micro-batch, 0-d.
+
+    The loss of the step is the sum over micro-batches if each was divided by their number (``scaled``), else the mean.
+    """
     one = torch.ones_like(loss, dtype=torch.bool)
     raw = RankMean.of(loss, one) if scaled else Mean.of(loss, one)
     return {"loss/raw": raw, "nonfinite/loss": Total.of(nonfinite(loss), one)}

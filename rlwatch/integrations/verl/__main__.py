@@ -1,8 +1,8 @@
-"""``python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ...``: verl as ever, with rlwatch's plugin loaded.
+"""``python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ...``: start verl with rlwatch's plugin loaded.
 
-verl 0.9 and later load it themselves. Before, each process needs it loaded: this one by loading it here, those of Ray
-by a ``worker_process_setup_hook`` that is passed to every call of ``ray.init``. verl's command and configuration are
-unchanged, and ``trainer.logger`` names rlwatch as in any version.
+verl 0.9 and later load the plugin themselves. Before, each process needs it loaded. This process loads it here.
+Processes of Ray load it by a ``worker_process_setup_hook`` that is passed to every call of ``ray.init``. verl's command
+and configuration are unchanged, and ``trainer.logger`` names rlwatch as in any version.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HOOK = "worker_process_setup_hook"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a module (``-m NAME``) or a script with the plugin in all its processes. What it raises passes.
+    """Run a module (``-m NAME``) or a script with rlwatch's plugin in all its processes. Its exceptions propagate.
 
-    Raises ``ConfigError`` if there is none to run.
+    Raises ``ConfigError`` if ``arguments`` name nothing to run.
     """
     plugin.load()
     AfterImport().register("ray", _wrap_init)
@@ -59,13 +59,16 @@ def _wrap_init(ray: ModuleType) -> None:
 
 
 def hooked(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return ``runtime_env`` with our hook, after the one that it has."""
+    """Return Ray's ``runtime_env`` with rlwatch's set-up hook, which calls an existing hook first."""
     given = dict(runtime_env or {})
     return {**given, HOOK: setup_hook(given.get(HOOK))}
 
 
 def setup_hook(first: Callable[[], Any] | str | None = None) -> Callable[[], None]:
-    """Function Ray calls in every process it starts: ``first``, then ours. By value: nodes without rlwatch train on."""
+    """Return the function that Ray calls in every process it starts: it calls ``first``, then loads rlwatch's plugin.
+
+    It is pickled by value, so that nodes without rlwatch train as well, with a warning.
+    """
 
     def watch_this_process() -> None:
         from importlib import import_module

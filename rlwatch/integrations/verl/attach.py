@@ -1,8 +1,9 @@
-"""Hooks on verl's modules, installed by the plugin as each is imported; without ``rlwatch`` in ``trainer.logger`` idle.
+"""Hooks on verl's modules, which the plugin installs as each module is imported. Without ``rlwatch`` in
+``trainer.logger`` they do nothing.
 
-- ``Tracking``: rlwatch as a backend, for the scalars every verl trainer logs, old and new.
-- the v1 ``PPOTrainer``: three wrappers on the class, the others on the instance within ``fit``; they open the run and
-  hand the trainer to a :class:`~rlwatch.integrations.verl.driver.VerlDriver`.
+- ``Tracking``: rlwatch as a backend, for the scalars that every verl trainer logs, old and new.
+- the v1 ``PPOTrainer``: three wrappers on the class, the others on the instance within ``fit``. They open the run and
+  pass the trainer to a :class:`~rlwatch.integrations.verl.driver.VerlDriver`.
 - ``RayPPOTrainer`` (``trainer.use_v1=false``, and verl before 0.9): scalars, and the cause of its end.
 - ``ActorRolloutRefWorker``: the remote calls by which the driver reads and commands a worker.
 """
@@ -51,22 +52,24 @@ logger = logging.getLogger("rlwatch")
 
 @dataclass(slots=True)
 class FitSession:
-    """One ``fit`` of a trainer: the run its driver opened, or the one its ``Tracking`` opens."""
+    """One call of a trainer's ``fit``, with the run that its driver or its ``Tracking`` opened."""
 
     run: Run | None = None
 
     def finish(self) -> None:
-        """End the run in good order, if there is one that has not ended."""
+        """Finish the run as successful, if there is one that has not ended."""
         if self.run is not None and self.run.active:
             Backend(self.run).finish()
 
 
 session: ContextVar[FitSession | None] = ContextVar("session", default=None)
-"""The ``fit`` that is going on in this thread."""
+"""The call of ``fit`` in progress in this thread, or None."""
 
 
 class Backend:
-    """A backend of ``Tracking``. Numbers are recorded under verl's own names; everything else is left out."""
+    """Backend of verl's ``Tracking`` that records numbers in ``run`` under verl's own names; other values are left
+    out.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -75,12 +78,12 @@ class Backend:
 
     @guarded
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Record the numbers among ``data``."""
+        """Record the numbers in ``data`` as the row of ``step``."""
         self.run.log({name: value for name, value in data.items() if is_number(value)}, step=int(step))
 
     @guarded
     def finish(self, exit_code: int = 0) -> None:
-        """End the run, as crashed if ``exit_code`` is not 0."""
+        """Finish the run, as crashed if ``exit_code`` is not 0."""
         if exit_code:
             self.run.finish(RunState.CRASHED, f"verl ended with exit code {exit_code}")
         else:
@@ -88,7 +91,11 @@ class Backend:
 
     @guarded
     def collected(self) -> None:
-        """End the run of a ``Tracking`` that is collected: in any thread, also in one that ending the run waits for."""
+        """Finish the run of a ``Tracking`` object that is garbage-collected.
+
+        That may happen in any thread, also in one that the end of the run waits for. So in another thread than the one
+        that created the backend, a new thread finishes the run.
+        """
         if threading.get_ident() == self._made_in:
             self.finish()
         else:
@@ -107,7 +114,9 @@ def is_number(value: object) -> bool:
 
 
 def install_tracking(module: ModuleType) -> str:
-    """Add the backend to ``module.Tracking``; returns how that went."""
+    """Add rlwatch's backend to ``module.Tracking``. Return the state of the hook: in place, or the reason why it is
+    not.
+    """
     tracking = module.Tracking
     known = getattr(tracking, "supported_backend", ())  # where there is no such list, verl refuses no name
     if NAME in known:
@@ -156,7 +165,7 @@ def _wrap_finish(tracking: Any, name: str) -> None:
 
 
 def _opened(project: str, name: str, config: Any) -> Run:
-    """The driver's run; without a driver that knows this trainer, a run of scalars. May raise: this is set-up."""
+    """Return the driver's run, or a new run of scalars without a driver for this trainer. May raise: this is set-up."""
     current = session.get() or FitSession()
     if current.run is None or not current.run.active:
         logger.warning(
@@ -173,7 +182,10 @@ def _opened(project: str, name: str, config: Any) -> Run:
 
 @contextmanager
 def fitting(current: FitSession, trainer: Any) -> Iterator[None]:
-    """While a trainer works: its ``Tracking`` finds ``current``, and what it raises is recorded and raised on."""
+    """Make ``current`` visible to the trainer's ``Tracking`` during the ``with`` block.
+
+    An exception of the block is recorded as the end of the run, and propagates.
+    """
     token = session.set(current)
 
     def failed(error: BaseException) -> None:
@@ -200,7 +212,10 @@ Method = Callable[..., Any]
 
 
 def install_trainer(module: ModuleType) -> str:
-    """Wrap ``module.PPOTrainer``; returns how that went. A class we cannot wrap is left alone, to log its scalars."""
+    """Wrap methods of ``module.PPOTrainer``. Return the state of the hook: in place, or what cannot be recorded.
+
+    A class that lacks the required methods is left unchanged, and only its scalars are recorded.
+    """
     cls = module.PPOTrainer
     reason = lacking(cls, TRAINER)
     if reason is not None:
@@ -213,7 +228,7 @@ def install_trainer(module: ModuleType) -> str:
 
 
 def begin_driver(trainer: Any) -> VerlDriver:
-    """Return the driver of ``trainer``, with its run open. Raises what :func:`rlwatch.init` raises."""
+    """Create the driver of ``trainer`` with an open run, and return it. Raises what :func:`rlwatch.init` raises."""
     from rlwatch.integrations.verl.driver import VerlDriver
 
     settings = VerlSettings.of(plain(trainer.config))
@@ -243,7 +258,9 @@ def _init(original: Method) -> Method:
 
 
 def _load_checkpoint(original: Method) -> Method:
-    """Called at the end of set-up: the workers are there, and the step to go on from is known."""
+    """Wrap the loading of a checkpoint, the end of set-up: the workers exist, and the step to continue from is
+    known.
+    """
 
     @wraps(original)
     def load(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +275,7 @@ def _load_checkpoint(original: Method) -> Method:
 
 
 def watched_fit(original: Method) -> Method:
-    """Return ``original``, a trainer's ``fit``, with the taps of its driver in place, and its end reported."""
+    """Wrap ``original``, a trainer's ``fit``, so that its driver measures every step and its end is reported."""
 
     @wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -290,11 +307,14 @@ STAGES = {
     "_save_checkpoint": "checkpoint",
     "_validate": "evaluation",
 }
-"""Method of the trainer -> the stage it is; the driver waits in it for the workers."""
+"""Method of the trainer -> the stage in which its time counts; the driver waits in it for the workers."""
 
 
 def tap_steps(trainer: Any, driver: VerlDriver) -> None:
-    """Subclasses override these methods without calling ``super``, so the instance is changed."""
+    """Wrap the methods of ``trainer`` by which ``driver`` times stages, executes commands and measures steps.
+
+    The instance is changed, because subclasses override these methods without calling ``super``.
+    """
     driver.run.stages.by_rows = True
     tap_methods(trainer, STAGES, driver.seam)
     tap_methods(getattr(trainer, "replay_buffer", None), {"sample": "sampling"}, driver.seam)
@@ -312,7 +332,7 @@ def _hook(
     before: Callable[[], None] | None = None,
     after: Method | None = None,
 ) -> None:
-    """Call ``before`` without arguments and ``after`` with the method's own; what they raise ends at the seam."""
+    """Wrap a method: call ``before`` without arguments and ``after`` with the method's; their errors are contained."""
     original = getattr(trainer, name, None)
     if original is None:
         return
@@ -329,13 +349,15 @@ def _hook(
     setattr(trainer, name, hooked)
 
 
-# The trainer of ``trainer.use_v1=false`` and of verl before 0.9: scalars, and the cause of its end.
+# The trainer of ``trainer.use_v1=false`` and of verl before 0.9: only scalars and the cause of its end are recorded.
 
 
 def install_legacy(module: ModuleType) -> str:
-    """Let every ``module.RayPPOTrainer`` record what ends its ``fit``; its ``Tracking`` opens the run, if it is to.
+    """Wrap ``module.RayPPOTrainer``, so that the exception that ends its ``fit`` is recorded. Return the state of the
+    hook.
 
-    The instance is changed: subclasses (recipes) have a ``fit`` of their own, and call no other.
+    Its ``Tracking`` opens the run. The instance is changed, because subclasses (recipes) have their own ``fit``, and do
+    not call the parent's.
     """
     original = module.RayPPOTrainer.__init__
 
@@ -369,7 +391,7 @@ def _reporting(trainer: Any, original: Any) -> Any:
 
 
 def install_worker(module: ModuleType) -> str:
-    """Add the calls to ``module.ActorRolloutRefWorker``; returns how that went."""
+    """Add rlwatch's remote calls to ``module.ActorRolloutRefWorker``. Return the state of the hook."""
     from verl.single_controller.base.decorator import Dispatch, register
 
     remote = register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
@@ -379,10 +401,12 @@ def install_worker(module: ModuleType) -> str:
 
 
 def rlwatch_attach(self: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the taps in place.
+    """Install the hooks in this worker. Return what is missing, the vocabulary size, and why spikes are not localised,
+    if so.
 
     ``settings``: ``level``; ``bypass`` for verl's bypass mode; ``localise``, fields of ``Localise`` (None: spikes are
-    not localised), with ``text`` if their text is kept. Every rank is given the same, and waits for the others.
+    not localised), with ``text`` if the text of tokens is kept. Every rank gets the same settings, and waits for the
+    others.
     """
     from rlwatch.integrations.verl.worker import Inside
 
@@ -395,70 +419,78 @@ def rlwatch_attach(self: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rlwatch_collect(self: Any, step: int, before: bool = False) -> dict[str, Any]:
-    """Hand over what this rank measured since the last call, packed, as that of ``step``.
+    """Return the measurements of this rank since the last call, encoded, as those of ``step``.
 
-    ``before``: from now on measure the policy before the update here as well: steps are too large for the driver.
+    ``before``: from now on measure the policy before the update here as well, because steps are too large for the
+    driver.
     """
     return dict(_inside(self).collect(step, before=before))
 
 
 def rlwatch_check(self: Any, kind: str, args: Mapping[str, Any], step: int = 0) -> dict[str, Any]:
-    """Refuse if this rank cannot carry out a command after ``step``; changes nothing."""
+    """Raise ``RLWatchError`` if this rank cannot execute the command ``kind`` with ``args`` after ``step``. Changes
+    nothing.
+    """
     _inside(self).check(kind, args, step)
     return {}
 
 
 def rlwatch_do(self: Any, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Carry out a command that every rank has checked."""
+    """Execute the command ``kind`` with ``args``, which every rank has checked, and return its report."""
     return {"report": dict(_inside(self).do(kind, args))}
 
 
 def rlwatch_settle(self: Any, kind: str, args: Mapping[str, Any], refusal: str | None = None) -> dict[str, Any]:
-    """Keep what was carried out, as all ranks did it; or undo it, for ``refusal`` is why a rank could not."""
+    """Keep the effect of a command if all ranks executed it (``refusal`` is None); undo it if a rank could not."""
     _inside(self).settle(kind, args, refusal)
     return {}
 
 
 def rlwatch_due(self: Any, kind: str, step: int) -> dict[str, Any]:
-    """Return arguments of the command that ends ``kind`` after ``step``, None while it goes on."""
+    """Return the arguments of the command that ends the effect of ``kind`` after ``step``, None while it continues."""
     return {"due": _inside(self).due(kind, step)}
 
 
 def rlwatch_reset_reference(self: Any, optimizer: str = "clear") -> dict[str, Any]:
-    """Make the policy its own reference; the optimizer's state is cleared (``clear``) or kept (``keep``)."""
+    """Reset the reference to the policy on this rank; the optimizer's state is cleared (``clear``) or kept
+    (``keep``).
+    """
     args = {"optimizer": optimizer}
     _inside(self).check("reset-reference", args)
     return {"report": dict(_inside(self).do("reset-reference", args))}
 
 
 def rlwatch_save_reference(self: Any, directory: str) -> dict[str, Any]:
-    """Write this rank's part of the reference into ``directory``."""
+    """Write this rank's part of the reference into ``directory`` and return the path of the file."""
     return {"path": _inside(self).keeper.save(directory)}
 
 
 def rlwatch_forget_reference(self: Any, directory: str) -> dict[str, Any]:
-    """Remove this rank's part of a reference from ``directory``, if it is there."""
+    """Delete this rank's part of a reference from ``directory``, if it is there."""
     _inside(self).keeper.forget(directory)
     return {}
 
 
 def rlwatch_find_reference(self: Any, directory: str) -> dict[str, Any]:
-    """The fingerprint of this rank's part of a reference in ``directory``, or None; refuses one that does not fit."""
+    """Return the fingerprint of this rank's part of the reference in ``directory``, None without one.
+
+    Raises ``RLWatchError`` if it does not fit this rank.
+    """
     return {"found": _inside(self).keeper.find(directory)}
 
 
 def rlwatch_restore_reference(self: Any, directory: str) -> dict[str, Any]:
-    """Put back this rank's part of the reference that ``directory`` holds."""
+    """Restore this rank's part of the reference in ``directory``, and return a report."""
     return {"report": _inside(self).keeper.restore(directory)}
 
 
 def rlwatch_kl_coef(self: Any, value: float | None = None) -> dict[str, Any]:
-    """Return the coefficient of the KL term of the loss, set to ``value`` if one is given."""
+    """Set the coefficient of the loss's KL term to ``value``, if one is given. Return the coefficient."""
     return {"value": _inside(self).kl_coef(value)}
 
 
 def rlwatch_lowered(self: Any) -> dict[str, Any]:
-    """Return the step until which the learning rate is lowered; 0 for none, or for good."""
+    """Return the step until which the learning rate is lowered; 0 if it is not lowered, or permanently."""
     return {"until": _inside(self).lowered_until}
 
 

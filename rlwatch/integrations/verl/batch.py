@@ -1,7 +1,8 @@
-"""verl's batches, read for statistics: a global step's in the driver, a policy loss's in a worker.
+"""Reading of verl's batches for statistics: the batch of a global step in the driver, and that of a policy loss in a
+worker.
 
-In the driver everything is of the policy before the update (verl recomputes its log-probs and entropy for the whole
-batch); what happens during the update the workers measure.
+All values in the driver belong to the policy before the update, because verl recomputes log-probs and entropy for the
+whole batch. Workers measure what happens during the update.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ TOKEN_FIELDS = (
     "advantages",
     "rm_scores",
 )
-"""Per token, jagged over responses; ``loss_mask`` is the mask before verl rejected anything."""
+"""Fields of verl's batch with a value for each token, jagged over responses; ``loss_mask`` is the mask before verl
+rejected tokens.
+"""
 RESPONSE_FIELDS = ("uid", "data_source")
 PROMPTS, EXTRA = "prompts", "extra_fields"
-"""Read only where completions are kept as text; in the second is what each reward function gave."""
+"""Fields that are read only if completions are kept as text; the second has the values of each reward function."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Settings by which a batch is read, from the configuration.
+    """Settings from verl's configuration that determine how a batch is read.
 
-    ``longest``: most tokens of a response; ``eos``: the token that ends one; ``truncation``: largest weight of verl's
-    token-level importance sampling; ``bypass``: whether old log-probs are the rollout engine's own.
+    ``longest`` is the maximal length of a response in tokens. ``eos`` is the token id that ends one. ``truncation`` is
+    the largest weight of verl's token-level importance sampling. ``bypass`` is True if the old log-probs are the
+    rollout engine's own. ``tasks`` maps names of tasks to metrics.
     """
 
     longest: int | None = None
@@ -55,7 +59,7 @@ class BatchSettings:
 
     @classmethod
     def of(cls, config: Any, tokenizer: Any) -> BatchSettings:
-        """Read verl's whole configuration."""
+        """Read the settings from verl's whole configuration and its tokenizer."""
         correction = config.algorithm.get("rollout_correction", None) or {}
         rollout = config.actor_rollout_ref.rollout
         return cls(
@@ -68,7 +72,12 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The rows of a batch that are no padding: ``tokens`` (B, T) by verl's field name, NaN or 0 beyond a response."""
+    """The B responses in a step's batch, without padding rows.
+
+    ``tokens`` maps verl's field name to values (B, T), NaN or 0 beyond a response. ``lengths`` (B,) are in tokens,
+    ``staleness`` (B,) in policy versions. ``named`` has prompt group and task. ``prompts`` are token ids, and ``extra``
+    what reward functions returned, if they were read.
+    """
 
     tokens: dict[str, Tensor]
     lengths: Tensor
@@ -80,7 +89,10 @@ class StepBatch:
 
     @classmethod
     def of(cls, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any, step: int) -> StepBatch:
-        """Read the keys and tags of a ``KVBatchMeta`` and ``data``, the TensorDict of its fields."""
+        """Read a batch from ``data``, the TensorDict of its fields, with the keys and tags of a ``KVBatchMeta``.
+
+        ``step`` is the current global step, from which the staleness of responses is computed.
+        """
         rows = [i for i, tag in enumerate(tags) if not tag.get("is_padding", False)]
         keep = slice(None) if len(rows) == len(tags) else torch.tensor(rows, dtype=torch.int64)
         present = set(data.keys())
@@ -97,13 +109,13 @@ class StepBatch:
 
     @property
     def responses(self) -> list[Tensor]:
-        """Return the ids of each response, without padding."""
+        """Return the token ids of each response, without padding."""
         rows = zip(self.tokens["responses"], self.lengths.tolist(), strict=True)
         return [ids[:length] for ids, length in rows]
 
     @property
     def rewards(self) -> Tensor | None:
-        """Return (B,) the score of each response."""
+        """Return the reward of each response (B,), or None if the batch has none."""
         scores = self.tokens.get("rm_scores")
         return None if scores is None else _within(scores, self.lengths).sum(-1)
 
@@ -121,7 +133,7 @@ class StepBatch:
         }
 
     def token_batch(self, reading: BatchSettings) -> TokenBatch | None:
-        """Return the per-token view; None where the trainer's own log-probs are not known."""
+        """Return the batch for token statistics; None if the trainer's own log-probs are not known."""
         logp, mask = self.tokens.get("old_log_probs"), self.tokens.get("response_mask")
         if logp is None or mask is None or reading.bypass:
             return None
@@ -139,7 +151,9 @@ class StepBatch:
         )
 
     def response_batch(self, reading: BatchSettings) -> ResponseBatch:
-        """Return the per-response view. Of a session with several outputs only the last one has the reward."""
+        """Return the batch for response statistics. Of a session with several outputs only the last one has the
+        reward.
+        """
         scores, final = self.tokens.get("rm_scores"), finals(self.keys)
         mask = self.tokens.get("response_mask")
         return ResponseBatch.of(
@@ -157,7 +171,9 @@ class StepBatch:
         )
 
     def environment(self) -> Tensor | None:
-        """Return a mask of tokens written by tools and users, which the loss must not count."""
+        """Return a mask (B, T) of the tokens written by tools and users, which the loss must not count; None if
+        unknown.
+        """
         first = self.tokens.get("loss_mask")
         if first is None or first.shape != self.tokens["responses"].shape:
             return None
@@ -179,7 +195,9 @@ class StepBatch:
 
 
 def finals(keys: Sequence[str]) -> list[bool]:
-    """Mark each ``{uid}_{session}_{index}`` that is the last of its session, and every key of another form."""
+    """Return True for each key ``{uid}_{session}_{index}`` that is the last of its session, and for keys of another
+    form.
+    """
     last: dict[str, tuple[int, int]] = {}
     for row, key in enumerate(keys):
         session, _, index = key.rpartition("_")
@@ -192,7 +210,7 @@ def finals(keys: Sequence[str]) -> list[bool]:
 
 
 def _threshold(correction: Any) -> float | None:
-    """``rollout_is_threshold`` where weights are truncated per token; an IcePop band ("0.5_5") is no truncation."""
+    """Return ``rollout_is_threshold`` if weights are truncated per token; None otherwise and for a band ("0.5_5")."""
     threshold = str(correction.get("rollout_is_threshold", 2.0))
     if correction.get("rollout_is", None) != "token" or "_" in threshold:
         return None
@@ -209,20 +227,21 @@ def _within(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def listed(x: Any) -> list[Any]:
-    """Return a column as a list, from any type that the queue returns."""
+    """Return a column as a list, from any type that verl's queue returns."""
     return list(x.tolist() if hasattr(x, "tolist") else x)
 
 
-# A step's tokens piece by piece: verl's whole batch as one padded tensor, and all that is computed of it, is large.
+# Division of a step's tokens into pieces, because verl's whole batch as one padded tensor is large.
 
 CELLS = 2**19
-"""Tokens of a piece by default."""
+"""Default number of positions in a piece, padding included."""
 
 
 def pieces(batch: TokenBatch, lengths: Sequence[int], *, cells: int = CELLS) -> Iterator[TokenBatch]:
-    """Rows of ``batch`` in order, each piece cut at the longest of its ``lengths``. Statistics merge exactly.
+    """Yield ``batch`` in pieces of consecutive responses, each truncated to the longest response in it.
 
-    A piece has ``cells`` tokens at most, padding counted; a longer response is a piece of its own.
+    ``lengths`` are those of the responses in tokens. A piece has at most ``cells`` positions, padding included; a
+    longer response is a piece by itself. Statistics of pieces merge exactly.
     """
     for rows, width in _spans(lengths, cells):
         parts = {one.name: getattr(batch, one.name) for one in fields(batch)}
@@ -252,13 +271,17 @@ COLUMNS = {
     "ids": "responses", "advantages": "advantages", "old_logp": "old_log_probs", "ref_logp": "ref_log_prob",
     "rollout_logp": "rollout_log_probs",
 }  # fmt: skip
-"""Our name -> the field of verl's micro-batch that its loss may take."""
+"""rlwatch's name -> the field of verl's micro-batch that its loss may use."""
 BESIDE = {"ids": "responses", "ref_logp": "ref_log_prob", "rollout_logp": "rollout_log_probs", "entropy": "entropy"}
-"""Our name -> the field of verl's micro-batch, where it holds it; entropy is that of the policy before the update."""
+"""rlwatch's name -> an optional field of verl's micro-batch; entropy is that of the policy before the update."""
 
 
 def loss_batch(given: Mapping[str, Any], clipping: Clipping, beside: Mapping[str, Any]) -> TokenBatch:
-    """Read the arguments of a policy loss, all (B, T); ``beside`` are further columns of the same shape."""
+    """Return the arguments of a policy loss, all (B, T), as a batch of tokens.
+
+    ``given`` maps verl's name of an argument to its value. ``clipping`` is that of the loss. ``beside`` has further
+    columns of the same shape.
+    """
     batch = TokenBatch(
         logp=given["log_prob"].detach(),
         mask=given["response_mask"].bool(),
@@ -271,9 +294,9 @@ def loss_batch(given: Mapping[str, Any], clipping: Clipping, beside: Mapping[str
 
 
 def columns_beside(data: Any, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Further columns of the micro-batch ``data`` (a TensorDict of jagged responses).
+    """Return further columns of the micro-batch ``data`` (a TensorDict of jagged responses) by rlwatch's names.
 
-    Right-padded to ``shape`` (B, T); a column of another shape is left out.
+    They are right-padded to ``shape`` (B, T); a column of another shape is left out.
     """
     columns = {name: data[verl_name] for name, verl_name in BESIDE.items() if verl_name in data.keys()}  # noqa: SIM118  (TensorDict)
     padded = {name: Padded.of(x, longest=shape[1]).values for name, x in columns.items() if isinstance(x, Tensor)}
@@ -281,9 +304,11 @@ def columns_beside(data: Any, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def tokens_of(data: Any, outputs: Outputs, where: Packed) -> TokenBatch:
-    """Return the tokens of ``data`` and of the ``outputs`` (B, T) of its forward, both right-padded with 0.
+    """Return the tokens of the micro-batch ``data``, with the ``outputs`` (B, T) of its forward pass, right-padded with
+    0.
 
-    Where the forward computed no entropy, it is that of the policy before the update, if verl knows it.
+    If the forward pass computed no entropy, that of the policy before the update is used, if verl knows it. ``where``
+    has the positions of the responses.
     """
     columns: dict[str, Any] = {name: _column(data, verl_name, where.width) for name, verl_name in COLUMNS.items()}
     entropy = _column(data, "entropy", where.width) if outputs.entropy is None else outputs.entropy
@@ -292,17 +317,21 @@ def tokens_of(data: Any, outputs: Outputs, where: Packed) -> TokenBatch:
 
 
 def rewards_of(data: Any, where: Packed) -> Tensor | None:
-    """Return (B,) the score of each response, where verl sent it along."""
+    """Return the reward of each response (B,), or None if verl did not send rewards to the worker."""
     scores = _column(data, "rm_scores", where.width)
     return None if scores is None else scores.sum(1)
 
 
 NAMED = {"uid": "group", "data_source": "task", "request_id": "rollout", "index": "prompt_index"}
-"""verl's name of what it knows of a response, where it sends that along -> ours."""
+"""verl's name of a field that identifies a response, where it sends that to workers -> rlwatch's name."""
 
 
 def identity_of(data: Any, rows: int) -> dict[str, list[Any]]:
-    """Columns of :data:`rlwatch.gradloc.passes.IDENTITY` of the responses in ``data``, as far as verl sent them."""
+    """Return the columns that identify the ``rows`` responses in ``data`` (group, task, rollout, prompt index), as far
+    as verl sent them.
+
+    The names are those of :data:`rlwatch.gradloc.passes.IDENTITY`.
+    """
     given = {ours: data.get(name, None) for name, ours in NAMED.items()}
     found = {name: listed(values) for name, values in given.items() if values is not None}
     extra = data.get("extra_info", None)
@@ -313,7 +342,9 @@ def identity_of(data: Any, rows: int) -> dict[str, list[Any]]:
 
 
 def _column(data: Any, name: str, width: int) -> Tensor | None:
-    """(B, T) with zeros for padding, as verl's losses see it; None where it is not there or has another shape."""
+    """Return a field as (B, T) with zeros for padding, as verl's losses see it; None if it is missing or has another
+    shape.
+    """
     column = data.get(name, None)
     if not isinstance(column, Tensor):
         return None
@@ -322,14 +353,15 @@ def _column(data: Any, name: str, width: int) -> Tensor | None:
     return values if values.dim() == 2 and values.shape[1] == width else None
 
 
-# verl packs sequences of unequal length one after the other; a loss takes of them what predicts the responses.
+# verl packs sequences of unequal length one after the other; a loss uses the positions that predict the responses.
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Positions of a micro-batch's responses: ``places`` (B, T) in the packed values, ``valid`` (B, T) where at all.
+    """Positions of a micro-batch's responses: ``places`` (B, T) are indices into the packed values, ``valid`` (B, T)
+    marks real tokens.
 
-    What a model computes at a position is of the next token, so a response begins one place before its first token.
+    An output at a position predicts the next token, so a response begins one position before its first token.
     """
 
     places: Tensor
@@ -337,10 +369,10 @@ class Packed:
 
     @classmethod
     def of(cls, data: Any, width: int | None = None) -> Self:
-        """Read verl's micro-batch ``data`` of jagged sequences, padded to ``width`` (default: the longest response).
+        """Compute the positions from verl's micro-batch ``data`` of jagged sequences.
 
-        Waits for the device if ``width`` is not given and the jagged tensor does not know it.
-        Raises ``RLWatchError`` if the sequences are not jagged.
+        They are padded to ``width``, by default the longest response. Waits for the device if ``width`` is not given
+        and the jagged tensor does not know it. Raises ``RLWatchError`` if the sequences are not jagged.
         """
         sequences, responses = data["input_ids"], data["responses"]
         if not (sequences.is_nested and responses.is_nested):
@@ -353,33 +385,38 @@ class Packed:
 
     @property
     def width(self) -> int:
-        """T, the positions of the longest response."""
+        """Return T, the number of positions of the longest response."""
         return int(self.places.shape[1])
 
     def take(self, packed: Tensor) -> Tensor:
-        """Return (B, T) of ``packed``, jagged over whole sequences; 0 where there is no response. Differentiable."""
+        """Return the values of ``packed``, jagged over whole sequences, at the responses (B, T); 0 elsewhere.
+        Differentiable.
+        """
         return torch.where(self.valid, packed.values()[self.places], 0.0)
 
 
 # Clipping of the importance ratio in verl's policy losses, as far as statistics need to know.
 
 TOKEN_CLIP = ("vanilla", "clip_cov")
-"""Loss modes that clip token ratios to [1 - low, 1 + high] as PPO does."""
+"""verl's loss modes that clip token ratios to [1 - low, 1 + high] as PPO does."""
 DUAL_CLIP = ("vanilla",)
-"""Loss modes that also cap -r A at ``clip_ratio_c`` for A < 0."""
+"""verl's loss modes that also cap -r A at ``clip_ratio_c`` for A < 0."""
 BYPASS = "bypass_mode"
 
 
 @dataclass(frozen=True, slots=True)
 class Clipping:
-    """``clip``: (low, high) of a token-level PPO clip; ``dual``: the cap of dual-clip PPO; None where there is none."""
+    """Clipping of the importance ratio in a policy loss.
+
+    ``clip`` is (low, high) of a token-level PPO clip, ``dual`` the cap of dual-clip PPO; None if the loss has none.
+    """
 
     clip: tuple[float, float] | None = None
     dual: float | None = None
 
     @classmethod
     def of(cls, mode: str, config: Any) -> Clipping:
-        """Clipping of the loss registered as ``mode`` under verl's ``ActorConfig``, as its losses read it."""
+        """Return the clipping of the loss registered as ``mode``, under verl's ``ActorConfig``."""
         if mode == BYPASS:  # dispatches to vanilla by default
             mode = "vanilla" if _bypass_loss(config) == "ppo_clip" else "reinforce"
         if config is None or mode not in TOKEN_CLIP:

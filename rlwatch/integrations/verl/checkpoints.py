@@ -1,4 +1,4 @@
-"""Keeping a reset reference with verl's checkpoints, which hold the actor and the critic only."""
+"""Saving of a reset reference with verl's checkpoints, which hold only the actor and the critic."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from rlwatch.records import JSON, Command
 logger = logging.getLogger("rlwatch")
 
 FOLDER = "rlwatch_reference"
-"""Inside the actor's directory of a checkpoint, so that verl removes both together."""
+"""Directory of the reference inside the actor's directory of a checkpoint, so that verl removes both together."""
 
 
 class Checkpoints:
-    """verl's checkpoints of one trainer, and the reference saved with each of them once it was reset.
+    """verl's checkpoints of one trainer, and the reference that is saved with each of them once it was reset.
 
-    A reset belongs to the checkpoint of the step it followed, and to all later ones: a resume from any checkpoint
-    has the reference that training had there.
+    A reset belongs to the checkpoint of the step that it followed, and to all later ones. So a resume from any
+    checkpoint has the reference that training had there. ``workers`` makes remote calls to all ranks, ``seam`` is the
+    error boundary that leads to the run.
     """
 
     def __init__(self, trainer: Any, workers: Workers, seam: ErrorBoundary) -> None:
@@ -36,7 +37,10 @@ class Checkpoints:
         self._facts: ReferenceFacts | None = None
 
     def save(self) -> str:
-        """Save one now, unless this step has one; returns words for the answer."""
+        """Save a checkpoint now, unless this step has one. Return a message with its path.
+
+        Raises ``RLWatchError`` if this verl's trainer cannot save.
+        """
         if not hasattr(self._trainer, "_save_checkpoint"):
             raise RLWatchError("this verl's trainer has no _save_checkpoint")
         if self._saved != self._trainer.global_steps:
@@ -52,15 +56,15 @@ class Checkpoints:
         return None if limit is None else int(limit)
 
     def saved(self) -> None:
-        """Keep the reference with what verl has just saved, if it is no longer the one verl would load.
+        """Add the reference to the checkpoint that verl has just saved, if the reference was reset.
 
-        If it still is, what an earlier attempt left there, of steps that were undone since, goes.
+        If it was not, a reference that an earlier attempt left there, of steps that were undone since, is removed.
         """
         self._saved = self._trainer.global_steps
         self._seam.attempt("reference of a checkpoint", self._forget if self._facts is None else self._keep)
 
     def changed(self, command: Command, fingerprint: str) -> None:
-        """Note that the reference has just been reset."""
+        """Record that ``command`` has just reset the reference, which now has this ``fingerprint``."""
         step = int(self._trainer.global_steps)
         self._facts = ReferenceFacts(step, command.command_id, fingerprint, command.requested_by, command.why)
         if self._saved == self._trainer.global_steps:
@@ -72,18 +76,18 @@ class Checkpoints:
 
     @property
     def here(self) -> Path:
-        """Return the checkpoint of this step."""
+        """Return the directory of the checkpoint of the current step."""
         return self._folder(self._trainer.global_steps)
 
     @property
     def origin(self) -> Path:
-        """Return the checkpoint training went on from."""
+        """Return the directory of the checkpoint from which training continued."""
         settings = self._trainer.config.trainer
         chosen = settings.resume_from_path if settings.resume_mode == "resume_path" else self.here
         return Path(str(chosen)).absolute()
 
     def _keep(self) -> None:
-        """The shards, and only then what they are: without that they are not taken up."""
+        """Write the shards, and then the facts on them; without facts the shards are not restored."""
         try:
             self._forget_facts()
             accepted(self._workers.call("save_reference", str(self._reference_of(self.here))))

@@ -1,4 +1,4 @@
-"""Commands of a verl training: each is checked and carried out on every worker, or in the driver."""
+"""Commands to a verl training: each is checked and executed on every worker, or in the driver."""
 
 from __future__ import annotations
 
@@ -16,24 +16,32 @@ from rlwatch.records import JSON, Command
 
 
 class OnWorkers:
-    """A command all workers carry out, or none: every rank checks before any rank acts."""
+    """Handler of a command that all workers execute, or none: every rank checks before any rank acts.
+
+    ``kind`` is the command, ``workers`` makes remote calls to all ranks.
+    """
 
     def __init__(self, kind: str, workers: Workers) -> None:
         self.kind = kind
         self._workers = workers
 
     def check(self, command: Command) -> None:
-        """Refuse with the reason of any rank that does."""
+        """Raise ``RLWatchError`` with the reason if a rank refuses."""
         accepted(self._workers.call("check", self.kind, dict(command.args)))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Carry it out; returns the report of rank 0."""
+        """Execute the command on every rank and return the report of rank 0."""
         replies = accepted(self._workers.call("do", self.kind, dict(command.args)))
         return dict(replies[0]["report"])
 
 
 class ResetOnWorkers(OnWorkers):
-    """``reset-reference``, at a boundary where no log-probs of the reference are waiting to be used."""
+    """Handler of the command ``reset-reference`` in verl, at a boundary where no log-probs of the reference wait to be
+    used.
+
+    ``checkpoints`` saves the new reference. ``seam`` is the error boundary that leads to the run's health, for the veto
+    during a collapse.
+    """
 
     def __init__(self, trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: ErrorBoundary) -> None:
         super().__init__("reset-reference", workers)
@@ -42,7 +50,9 @@ class ResetOnWorkers(OnWorkers):
         self._seam = seam
 
     def check(self, command: Command) -> None:
-        """Refuse where there is no reference, during a collapse, or for the reason of any rank."""
+        """Raise ``RLWatchError`` if there is no reference, during a collapse, or with the reason of any rank that
+        refuses.
+        """
         trainer, run = self._trainer, self._seam.run
         if not trainer.use_reference_policy:
             raise RLWatchError("there is no reference: neither actor.use_kl_loss nor algorithm.use_kl_in_reward is set")
@@ -57,7 +67,9 @@ class ResetOnWorkers(OnWorkers):
         super().check(command)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Reset on every rank, and keep the new reference with the checkpoint of this step, if there is one."""
+        """Reset the reference on every rank, and add it to the checkpoint of this step, if there is one. Return a
+        report.
+        """
         replies = accepted(self._workers.call("do", self.kind, dict(command.args)))
         report = merged(replies)
         self._checkpoints.changed(command, str(report["fingerprint"]))
@@ -68,20 +80,23 @@ class ResetOnWorkers(OnWorkers):
 
 
 class LowerLROnWorkers(OnWorkers):
-    """``lower-lr``; the worker of rank 0 knows when the rate goes back to its schedule."""
+    """Handler of the command ``lower-lr`` in verl; the worker of rank 0 knows when the schedule applies again."""
 
     def __init__(self, workers: Workers) -> None:
         super().__init__("lower-lr", workers)
         self._until: int | None = None
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Lower it on every rank."""
+        """Lower the learning rate on every rank and return rank 0's report."""
         report = super().__call__(command)
         self._until = int(report.get("until") or 0)
         return report
 
     def due(self, step: int) -> Command | None:
-        """The command that gives the rate back, if it is time to; a checkpoint may have brought a limit along."""
+        """Return the command that restores the schedule if its limit is at or before ``step``, else None.
+
+        At the first call the limit is read from the workers, because it may come from a checkpoint.
+        """
         if self._until is None:
             self._until = int(accepted(self._workers.call("lowered"))[0]["until"])
         if not 0 < self._until <= step:
@@ -91,7 +106,7 @@ class LowerLROnWorkers(OnWorkers):
 
 
 def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: ErrorBoundary) -> list[CommandHandler]:
-    """Return the handlers for verl's ``trainer``, without ``set-kl-coef``, pause and resume."""
+    """Return the handlers of commands for verl's ``trainer``, except ``set-kl-coef``, pause and resume."""
     return [
         ResetOnWorkers(trainer, workers, checkpoints, seam),
         LowerLROnWorkers(workers),
@@ -101,20 +116,20 @@ def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: Err
 
 
 class Coefficient:
-    """The weight of the KL term: in the loss (on the workers), or in the reward (here)."""
+    """Access to the coefficient of the KL term: in the loss (on the workers), or in the reward (in the driver)."""
 
     def __init__(self, trainer: Any, workers: Workers) -> None:
         self._trainer = trainer
         self._workers = workers
 
     def read(self) -> float:
-        """Read the coefficient. Raises ``RLWatchError`` if there is no KL term."""
+        """Return the coefficient. Raises ``RLWatchError`` if there is no KL term."""
         if self._in_loss:
             return float(accepted(self._workers.call("kl_coef"))[0]["value"])
         return float(self._controller.value)
 
     def write(self, value: float) -> None:
-        """Set the coefficient until the process ends: verl does not save it."""
+        """Set the coefficient to ``value`` until the process ends; verl does not save it."""
         if self._in_loss:
             accepted(self._workers.call("kl_coef", value))
         else:
@@ -133,7 +148,11 @@ class Coefficient:
 
 
 def stopper(trainer: Any, checkpoints: Checkpoints) -> Callable[[bool], str]:
-    """Ends training with this step: verl's loop runs while steps are left."""
+    """Return a function that ends training with the current step, because verl's loop runs while steps are left.
+
+    Its argument is True to save a checkpoint first. It returns a message, and raises ``RLWatchError`` if this verl
+    cannot be stopped so.
+    """
 
     def stop(save: bool) -> str:
         if not hasattr(trainer, "total_training_steps"):
@@ -147,7 +166,7 @@ def stopper(trainer: Any, checkpoints: Checkpoints) -> Callable[[bool], str]:
 
 
 def merged(replies: Sequence[Reply]) -> dict[str, JSON]:
-    """One report of what every rank did to its own shards."""
+    """Return one report of a reset from the ``replies`` of all ranks, each for its own shards."""
     reports = [reply["report"] for reply in replies]
     whole = joint([str(report["fingerprint"]) for report in reports])
     return {**reports[0], "fingerprint": whole, "exact": all(r["exact"] for r in reports), "ranks": len(reports)}

@@ -1,6 +1,7 @@
-"""Checks for the parts of verl that rlwatch needs, in its classes and sources, never by its version number.
+"""Checks that the installed verl has the parts that rlwatch needs, in its classes and sources, never by version number.
 
-Imports neither torch nor verl. ``docs/verl.md`` has the table of what each release gives; ``make nightly`` checks it.
+Imports neither torch nor verl. ``docs/verl.md`` has a table of the measurements possible with each release; ``make
+nightly`` checks it.
 """
 
 from __future__ import annotations
@@ -14,37 +15,39 @@ from typing import Any
 from rlwatch.integrations.compat import Needs, installed, lacking
 
 LAUNCH = "python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ..."
-"""How to start a verl that loads no plugins."""
+"""Command that starts a verl which loads no plugins."""
 V1 = "verl.trainer.ppo.v1.trainer_base"
-"""The module of the trainer that is instrumented."""
+"""Module of the trainer that is instrumented."""
 
 TRACKING: Needs = {"__init__": ("project_name", "experiment_name", "default_backend", "config")}
 TRAINER: Needs = {"init": (), "fit": ()}
-"""Methods of ``PPOTrainer`` without which only its log is recorded."""
+"""Methods of ``PPOTrainer`` without which only the scalars that it logs are recorded."""
 PARTS: Mapping[str, Needs] = {
     "the tokens of a step's batch": {"_compute_metrics": ("batch",)},
     "commands": {"on_step_end": ()},
     "what a checkpoint keeps (reset references, settings)": {"_load_checkpoint": (), "_save_checkpoint": ()},
 }
-"""Methods of ``PPOTrainer`` that each part of the driver needs."""
+"""Part of the recording -> the methods of ``PPOTrainer`` that it needs."""
 STEPS: Needs = {"optimizer_step": ()}
 PASSES: Needs = {"forward_step": ("loss_function", "forward_only")}
-"""Methods of an actor's engine, for gradients and for running its loss passes again."""
+"""Methods of an actor's engine that are needed to read gradients, and to repeat its loss passes."""
 
 
 def verl_version() -> str:
-    """Return the installed version of verl, or ``""``: for messages."""
+    """Return the installed version of verl, or ``""``; for messages only."""
     return installed("verl")
 
 
 def missing_parts(trainer: Any) -> dict[str, str]:
-    """Return parts that cannot be had of ``trainer`` (a ``PPOTrainer``, class or instance), and why."""
+    """Return the parts that cannot be recorded of ``trainer`` (a ``PPOTrainer``, class or instance), with the
+    reasons.
+    """
     reasons = {part: lacking(trainer, needs) for part, needs in PARTS.items()}
     return {part: reason for part, reason in reasons.items() if reason is not None}
 
 
 def policy_losses() -> MutableMapping[str, Callable[..., Any]]:
-    """Verl's registry of policy losses; empty where it has none."""
+    """Return verl's registry of policy losses by name; empty if verl has none."""
     try:
         registry = getattr(import_module("verl.trainer.ppo.core_algos"), "POLICY_LOSS_REGISTRY", None)
     except ImportError:
@@ -53,7 +56,10 @@ def policy_losses() -> MutableMapping[str, Callable[..., Any]]:
 
 
 def missing_of_actor(actor: Any, registry: Mapping[str, Any]) -> dict[str, str]:
-    """Measurements that cannot be had of an ``actor`` (a ``TrainingWorker``), and why."""
+    """Return the measurements that are not possible on ``actor`` (a ``TrainingWorker``), with the reasons.
+
+    ``registry`` is verl's registry of policy losses.
+    """
     missing = {}
     if not registry:
         missing["ratios and clip fractions of the update"] = "there is no registry of policy losses"
@@ -66,7 +72,9 @@ def missing_of_actor(actor: Any, registry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def loads_plugins() -> bool:
-    """True if the installed verl loads plugins by their entry points, as 0.9 and later do. Imports nothing of it."""
+    """Return True if the installed verl loads plugins by their entry points, as 0.9 and later do. Imports nothing of
+    verl.
+    """
     spec = find_spec("verl")
     if spec is None or spec.origin is None:
         return False
@@ -76,9 +84,9 @@ def loads_plugins() -> bool:
 
 
 def scalars_only(how: str | None, v1: str = V1) -> str:
-    """Explain that a trainer's log is all that is recorded.
+    """Return the reason why only a trainer's scalars are recorded.
 
-    ``how`` the hook on the v1 trainer is (None: unhooked); ``v1`` is the module of that trainer.
+    ``how`` is the state of the hook on the v1 trainer (None: unhooked); ``v1`` is the module of that trainer.
     """
     if how is not None and how.startswith(REFUSED):
         return how.removeprefix(REFUSED)
@@ -92,11 +100,11 @@ def scalars_only(how: str | None, v1: str = V1) -> str:
 
 
 REFUSED = "scalars only: "
-"""State of the hook on a trainer that lacks a required part; the reason follows."""
+"""Prefix of the state of the hook on a trainer that lacks a required part; the reason follows."""
 
 
 def in_words(missing: Mapping[str, str]) -> str:
-    """Return one line with the missing parts and the reasons."""
+    """Return one line of text with the parts that are not recorded (part -> reason)."""
     parts = "; ".join(f"not {part}: {reason}" for part, reason in missing.items())
     installed_here = verl_version() or "?"
     return f"of verl {installed_here} rlwatch does not record everything ({parts}); all the rest is, see docs/verl.md"

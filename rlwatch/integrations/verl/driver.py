@@ -1,4 +1,6 @@
-"""Watching verl from its driver: read each step's batch, gather from the workers, obey commands."""
+"""rlwatch in verl's driver process: it reads each step's batch, collects measurements of the workers, and executes
+commands.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ logger = logging.getLogger("rlwatch")
 
 
 class VerlDriver:
-    """Watches one ``PPOTrainer`` of verl. All its methods are called in the training thread and raise nothing."""
+    """Watcher of one ``PPOTrainer`` of verl in its driver process. Its methods run in the training thread and raise
+    nothing.
+
+    ``run`` records; ``settings`` are those of ``trainer.rlwatch`` in verl's configuration.
+    """
 
     def __init__(self, trainer: Any, run: Run, settings: VerlSettings) -> None:
         self.run = run
@@ -75,7 +81,7 @@ class VerlDriver:
         self.snapshots: SnapshotLedger | None = None
 
     def attach(self) -> None:
-        """Install the taps of the workers, once they exist. Without them only the batch is measured."""
+        """Install the hooks in the workers, once they exist. If that fails, only the batch is measured."""
         self.attached = True
         with Contained(self._unattached):
             self._attach()
@@ -86,7 +92,9 @@ class VerlDriver:
         logger.warning("rlwatch sees no updates and obeys no commands (training goes on): %s", error)
 
     def loaded(self) -> None:
-        """Handle a loaded checkpoint, or a start without one."""
+        """Restore what commands changed, after verl has loaded a checkpoint or starts without one. Take the first
+        snapshot.
+        """
         step = int(self.trainer.global_steps)
         if self.snapshots is not None:
             self.seam.attempt("snapshot", self.snapshots.begin, step)
@@ -98,7 +106,7 @@ class VerlDriver:
         )
 
     def saved(self) -> None:
-        """Handle a saved checkpoint."""
+        """Add the reset reference and changed settings to the checkpoint that verl has just saved."""
         if self.checkpoints is not None and self._kept is not None:
             self.checkpoints.saved()
             self.seam.attempt("settings of a checkpoint", self._kept.save, self.checkpoints.here)
@@ -112,7 +120,9 @@ class VerlDriver:
                 self.seam.attempt("snapshot", self.snapshots.look, step)
 
     def measure(self, meta: Any) -> None:
-        """Read the step's batch ``meta`` (a ``KVBatchMeta``) before verl drops it; compute on another thread."""
+        """Read the step's batch, described by ``meta`` (a ``KVBatchMeta``), before verl drops it. Another thread
+        computes statistics.
+        """
         if not self._settings.level.includes(Level.TOKENS):
             self.statistics.pass_over()
             return
@@ -128,7 +138,7 @@ class VerlDriver:
             self.statistics.pass_over()
 
     def settle(self, deadline_s: float) -> None:
-        """Training has ended: wait for the statistics of the last steps."""
+        """Wait for the statistics of the last steps, at most ``deadline_s`` seconds, after training has ended."""
         self.seam.attempt("last steps", self.statistics.close, deadline_s)
         if self.seam.errors:
             failing(f"{self.seam.errors} errors in the driver, see its log")
@@ -179,9 +189,9 @@ class VerlDriver:
         return SampledRows.of(meta.keys, meta.tags, self.statistics.budget, step)
 
     def _fetch(self, meta: Any, step: int, rows: SampledRows) -> Fetched:
-        """Copies out of the queue, which verl empties next; the rest is for the thread of the statistics.
+        """Copy the batch out of the queue, which verl empties next; the statistics thread does the other work.
 
-        Of a step that would cost more than the budget only some rows are copied, and of the others a value each.
+        If a step would cost more than the budget, only some responses are copied, and a few values of the others.
         """
         import transfer_queue as tq
 
@@ -199,15 +209,15 @@ class VerlDriver:
         return Fetched(partial(StepBatch.of, keys, tags, data, step), every, waited_ms)
 
 
-# The statistics of one global step, put together of the batch and of all workers on a thread of our own.
+# Statistics of one global step, computed from the batch and all workers' measurements on a background thread.
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A step's batch, copied out of the queue.
+    """A step's batch, copied out of verl's queue.
 
-    ``read`` makes a batch of it; ``every`` is what is known of all its responses, where the batch holds only some;
-    ``waited_ms``: how long training waited for the queue.
+    ``read`` builds the batch. ``every`` has the values of all responses if the batch holds only some. ``waited_ms`` is
+    the time that training waited for the queue, in milliseconds.
     """
 
     read: Callable[[], StepBatch]
@@ -216,7 +226,10 @@ class Fetched:
 
 
 class Statistics:
-    """Computes and records, in the order of steps."""
+    """Computation and recording of the statistics of steps, in order, on a background thread.
+
+    ``seam`` is the error boundary that leads to the run, ``settings`` are those of ``trainer.rlwatch``.
+    """
 
     def __init__(self, seam: ErrorBoundary, settings: VerlSettings) -> None:
         self.reading = BatchSettings()
@@ -232,12 +245,12 @@ class Statistics:
         self._lock = Lock()
 
     def when_measured(self, step: int, on_metrics: OnMetrics) -> None:
-        """Call ``on_metrics`` with the metrics of ``step`` once they are computed; with none if they never are."""
+        """Call ``on_metrics`` with the metrics of ``step`` once they are computed, or with none if they never are."""
         with self._lock:
             self._awaited.append((step, on_metrics))
 
     def pass_over(self) -> None:
-        """Go without statistics of the step that ended."""
+        """Skip the statistics of the step that ended; callbacks that wait for it are called without metrics."""
         if self._awaited:
             self.thread.run(self._hand_over, None, {})
 
@@ -250,11 +263,13 @@ class Statistics:
             self._seam.attempt("metrics of a step", on_metrics, metrics if awaited == step else {})
 
     def submit(self, step: int, fetched: Fetched | None, answers: Answers | None) -> None:
-        """Compute and record ``step`` of its batch, read on our thread, and of what the workers will answer."""
+        """Queue the computation of ``step`` from its batch and from the workers' ``answers``, of which either may be
+        None.
+        """
         self.thread.submit(self._guarded, step, fetched, answers)
 
     def close(self, deadline_s: float = 30.0) -> None:
-        """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
+        """Wait for the queued steps, at most ``deadline_s`` seconds, and stop. Steps that take longer are lost."""
         self.thread.close(deadline_s)
         self._hand_over(None, {})
         if self.texts is not None:
@@ -291,7 +306,7 @@ class Statistics:
         return whole.metrics
 
     def _add_batch(self, tally: StepTally, batch: StepBatch, every: EveryResponse | None) -> int:
-        """Measure the batch into ``tally``; returns how many tokens it has."""
+        """Measure the batch into ``tally``; return how many tokens it has."""
         tokens = batch.token_batch(self.reading)
         if tokens is not None:
             for piece in pieces(tokens, batch.lengths.tolist()):
@@ -314,7 +329,7 @@ class Statistics:
         self.texts.offer(run, step, batch, self.reading)
 
     def _count_refused(self, replies: Sequence[Reply], run: Run) -> None:
-        """Spikes that the budget of the workers' life did not allow to localise."""
+        """Count the spikes that workers did not localise because their time budget was used up."""
         total = sum(int(reply.get("localisations_refused", 0)) for reply in replies)
         run.counters.add("localisations_refused", max(0, total - self._refused))
         self._refused = total
@@ -334,11 +349,13 @@ def _gathered(answers: Answers) -> Sequence[Reply]:
     return accepted(answers())
 
 
-# Generated text: a few completions are kept, if that was asked for, and a few are measured.
+# Generated text: a few completions are kept if the settings request it, and a few are measured.
 
 
 class Texts(SampledText):
-    """The text of verl's generations. Called on the thread of the statistics, with a tokenizer of its own."""
+    """Text of verl's generations: a few completions are kept or measured. Runs on the statistics thread, with a
+    tokenizer copy.
+    """
 
     def __init__(self, settings: VerlSettings, tokenizer: Any) -> None:
         measure = settings.level.includes(Level.FULL)
@@ -347,11 +364,13 @@ class Texts(SampledText):
         self._tokenizer = copy.deepcopy(tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``, on the thread of the statistics only."""
+        """Return the text of the token ids ``ids``. Call it on the statistics thread only."""
         return str(self._tokenizer.decode(list(ids)))
 
     def offer(self, run: Run, step: int, batch: StepBatch, reading: BatchSettings) -> None:
-        """The generation of ``step``."""
+        """Keep and measure completions of the generation in ``batch`` for ``step``, if a sample is due, and record them
+        in ``run``.
+        """
 
         def kept(sampler: CompletionSampler) -> CompletionBatch | None:
             responses = batch.responses
@@ -364,7 +383,7 @@ class Texts(SampledText):
         self._offer(run, step, lambda: _prompt_ids(batch), kept, lambda: self._samples(batch))
 
     def _samples(self, batch: StepBatch) -> list[Sample]:
-        """Evenly spread. Where a tool answered in between, ids are no single text of the policy: only its text is."""
+        """Return evenly spread completions. If a tool answered in between, only the text is given, not the ids."""
         responses, elsewhere = batch.responses, batch.environment()
         chosen = spread(len(responses))
         mixed = [elsewhere is not None and bool(elsewhere[i].any()) for i in chosen]
@@ -376,7 +395,7 @@ class Texts(SampledText):
 
 
 class Decoded(Sequence[str]):
-    """Texts of ``rows`` of ids, each decoded when it is looked at: few are."""
+    """Sequence of the texts of ``rows`` of token ids, each decoded only when it is accessed, because few are."""
 
     def __init__(self, rows: Sequence[Tensor], decode: Decode) -> None:
         self._rows = rows
@@ -396,7 +415,7 @@ class Decoded(Sequence[str]):
 
 
 def _prompt_ids(batch: StepBatch) -> list[str]:
-    """Return names of the prompts, by their token ids: few are decoded."""
+    """Return ids of the prompts, hashed from their token ids, because few prompts are decoded."""
     return [prompt_id(ids.numpy().tobytes()) for ids in batch.prompts]
 
 

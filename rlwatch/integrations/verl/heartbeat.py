@@ -1,8 +1,8 @@
-"""A small file for each process that reports whether the plugin was loaded, and the state of its hooks.
+"""Files that report, one for each process, whether rlwatch's plugin for verl was loaded, and the state of its hooks.
 
-verl logs errors of a plugin at DEBUG only, so they are easily missed; ``rlwatch doctor`` reads these files.
-They lie in ``$RLWATCH_STATE_DIR``, else ``$XDG_STATE_HOME/rlwatch``, else ``~/.local/state/rlwatch``, under ``verl/``.
-Writing never raises.
+verl logs errors of a plugin at DEBUG only, so they are easily missed; ``rlwatch doctor`` reads these files. They lie in
+``$RLWATCH_STATE_DIR``, else ``$XDG_STATE_HOME/rlwatch``, else ``~/.local/state/rlwatch``, under ``verl/``. Writing
+never raises.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 IN_PLACE, WAITING = "in place", "waiting"
-"""States of a hook, other than an error."""
+"""States of a hook that is not in error: installed, or waiting for the import of verl's module."""
 KEPT = 64
-"""Files kept; older ones are removed."""
+"""Number of files that are kept; older ones are removed."""
 
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Progress of the plugin in one process."""
+    """State of the plugin in one process: versions, hooks, role and last error, written to a small file.
+
+    ``loaded_at`` is a Unix time in seconds. ``hooks`` maps verl's module to the state of the hook on it.
+    """
 
     pid: int
     host: str
@@ -39,22 +42,22 @@ class Heartbeat:
     error: str = ""
 
     def note(self, hook: str, how: str) -> None:
-        """Remember how ``hook`` is: in place, waiting for its module, or what went wrong."""
+        """Record the state ``how`` of ``hook``: in place, waiting for its module, or an error message."""
         self.hooks[hook] = how
         self.write()
 
     def act(self, role: str) -> None:
-        """Remember that this process is watched now, as ``driver`` or ``worker``."""
+        """Record that this process is watched now, as ``driver`` or ``worker``."""
         self.role = role
         self.write()
 
     def fail(self, error: str) -> None:
-        """Remember the last error."""
+        """Record ``error`` as the last error of this process."""
         self.error = error
         self.write()
 
     def write(self) -> None:
-        """Write it down, whole or not at all."""
+        """Write the state to its file, completely or not at all. An ``OSError`` is ignored."""
         with suppress(OSError):
             place = directory()
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -65,34 +68,36 @@ class Heartbeat:
 
 
 current: Heartbeat | None = None
-"""That of this process; None where the plugin was not loaded."""
+"""State of the plugin in this process; None if the plugin was not loaded."""
 
 
 def acting(role: str) -> None:
-    """Note that this process is watched from now on, as ``driver`` or ``worker``."""
+    """Record that this process is watched from now on, as ``driver`` or ``worker``."""
     if current is not None:
         current.act(role)
 
 
 def failing(error: str) -> None:
-    """Note ``error`` as the last one of this process."""
+    """Record ``error`` as the last error of this process."""
     if current is not None:
         current.fail(error)
 
 
 def hooked(module: str, how: str) -> None:
-    """Note how our hook on verl's ``module`` is."""
+    """Record the state ``how`` of rlwatch's hook on verl's ``module``."""
     if current is not None:
         current.note(module, how)
 
 
 def hook(module: str) -> str | None:
-    """Return state of our hook on verl's ``module``; None where the plugin was not loaded."""
+    """Return the state of rlwatch's hook on verl's ``module``; None if the plugin was not loaded."""
     return None if current is None else current.hooks.get(module)
 
 
 def begin(rlwatch: str, verl: str, *, most: int = KEPT) -> Heartbeat:
-    """Return the first beat of this process; removes the oldest files beyond ``most``."""
+    """Create and write the state of this process, with the versions of rlwatch and verl; remove the oldest files beyond
+    ``most``.
+    """
     beat = Heartbeat(os.getpid(), socket.gethostname(), sys.executable, rlwatch, verl, time.time())
     beat.write()
     with suppress(OSError):
@@ -102,12 +107,12 @@ def begin(rlwatch: str, verl: str, *, most: int = KEPT) -> Heartbeat:
 
 
 def directory() -> Path:
-    """Return the directory of the files."""
+    """Return the directory in which the state files lie."""
     return state_home() / "verl"
 
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
-    """Return the directory of per-user state."""
+    """Return rlwatch's directory for per-user state, by the environment variables ``env`` (default: this process's)."""
     env = os.environ if env is None else env
     chosen = env.get("RLWATCH_STATE_DIR")
     if chosen:
@@ -121,7 +126,7 @@ def state_home(env: Mapping[str, str] | None = None) -> Path:
 
 
 def latest(limit: int = KEPT) -> list[Heartbeat]:
-    """Return the newest beats, newest first; files that cannot be read are left out."""
+    """Return the newest states, newest first, at most ``limit``; files that cannot be read are left out."""
     beats = []
     with suppress(OSError):
         for path in directory().glob("*.json"):

@@ -1,4 +1,4 @@
-"""Localising gradient spikes in one worker of verl. It has no run; the driver collects the results."""
+"""Localisation of gradient spikes in one worker of verl. The worker has no run; the driver collects the results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ from rlwatch.tensors.gradnorm import GradNorms, layer_of
 
 
 class RankLocalising:
-    """One rank's end: keeps the loss passes of each optimizer step, and looks at its gradient before it is used."""
+    """Localisation of gradient spikes on one rank: it keeps the loss passes of each optimizer step, and examines its
+    gradient before use.
+
+    ``engine`` is verl's engine of the actor, ``seam`` the error boundary, ``world`` the ranks that localise together.
+    ``decode`` converts token ids to text; None: no text is kept.
+    """
 
     def __init__(
         self, engine: Any, seam: ErrorBoundary, settings: Localise, world: World, decode: Decode | None = None
@@ -56,7 +61,8 @@ class RankLocalising:
 
     @classmethod
     def of(cls, worker: Any, seam: ErrorBoundary, settings: Localise, *, text: bool = False) -> Self:
-        """Attach to the actor of verl's ``worker``; with ``text``, the text of culprits is kept.
+        """Create the localisation for the actor of verl's ``worker``; with ``text``, the text of the reported tokens is
+        kept.
 
         A collective: every rank calls it. Raises ``RLWatchError`` with the reason if it is not possible.
         """
@@ -73,19 +79,20 @@ class RankLocalising:
         return cls(engine, seam, settings, world, getattr(tokenizer, "decode", None))
 
     def attach(self) -> None:
-        """Watch the forwards of the engine."""
+        """Wrap the engine's forward step, so that the loss passes are kept."""
         self._tap.attach()
 
     def keep(self, model_output: Any, data: Any) -> None:
-        """Keep the outputs of a forward, before its loss is called with them."""
+        """Keep the outputs of a forward pass, before the loss is computed from them; ``data`` is the micro-batch."""
         if self._world is not None:
             self._tap.keep(model_output, data)
 
     def check(self, norms: GradNorms | None) -> None:
-        """The gradient is complete, and neither clipped nor unscaled; ``norms`` are this rank's part if it was read.
+        """Examine the complete gradient before it is clipped or unscaled; ``norms`` is this rank's part, if it was
+        read.
 
-        Waits for the device, as the engine does next to see whether the norm is finite. Once it fails on one of several
-        ranks, they all leave it.
+        Waits for the device, as the engine does next to see if the norm is finite. If it fails on one of several ranks,
+        all ranks stop localising.
         """
         try:
             with Reported(lambda _: self.leave()):
@@ -101,9 +108,10 @@ class RankLocalising:
             self.localiser.leave()
 
     def take(self, step: int) -> Mapping[str, Any]:
-        """Hand over what was ``localised`` since the last call, as that of ``step``, and what was refused so far.
+        """Return what was localised since the last call, as that of ``step``, and the number of spikes refused so far.
 
-        Of each optimizer step the ``batches``, as bytes, and on rank 0 the ``event``.
+        ``localised`` has an entry for each optimizer step: its ``batches`` as bytes, and on rank 0 the ``event``.
+        ``localisations_refused`` counts spikes that the time budget did not allow.
         """
         localised, self._localised, self._step = self._localised, [], step + 1
         self.localiser.passes.clear()
@@ -127,7 +135,7 @@ class RankLocalising:
         self.localiser.delivered({LAYER_PREFIX + layer: square**0.5 for layer, square in squares.items()})
 
     def _squares(self, norms: GradNorms | None, world: World) -> tuple[dict[str, float], float | None]:
-        """Squared norm of each layer, over all ranks, and the loss scale, in one wait for the device. A collective."""
+        """Return the squared norm of each layer over all ranks, and the loss scale, with one wait. A collective."""
         model = self._engine.module
         norms = norms or gradients_of(model, self._rank)
         layers = dict.fromkeys(layer_of(name) for name, p in model.named_parameters() if p.grad is not None)
@@ -139,7 +147,7 @@ class RankLocalising:
 
 
 def arrived(values: torch.Tensor, scale: torch.Tensor | float | None) -> tuple[torch.Tensor, float | None]:
-    """``values`` on the CPU, and the number of ``scale``, which comes along: asking for it alone would wait again."""
+    """Return ``values`` on the CPU and ``scale`` as a number, with one wait for the device instead of two."""
     if not isinstance(scale, torch.Tensor):
         return values.cpu(), scale
     both = torch.cat([values, scale.to(values.device, values.dtype).reshape(1)]).cpu()
@@ -147,7 +155,7 @@ def arrived(values: torch.Tensor, scale: torch.Tensor | float | None) -> tuple[t
 
 
 def _loss_scale(engine: Any) -> torch.Tensor | float | None:
-    """That of float16, which coefficients and gradients both carry when the engine's step begins, where it lies."""
+    """Return float16's loss scale on its device, which all gradients carry when the engine's step begins; else None."""
     scaler = getattr(engine, "scaler", None)
     return scale_of(scaler) if scaler is not None and scaler.is_enabled() else None
 
@@ -155,18 +163,18 @@ def _loss_scale(engine: Any) -> torch.Tensor | float | None:
 # The loss passes of verl's FSDP engine, kept until its optimizer has stepped so that they can be run again.
 #
 # The engine's ``forward_step`` computes log-probs (and entropies) of a micro-batch, packed or padded, fused or not,
-# and hands them to the loss as jagged tensors over whole sequences. It is run again as it is, with a function in the
-# place of the loss that only takes them; that changes nothing in the engine.
+# and passes them to the loss as jagged tensors over whole sequences. To repeat a pass, ``forward_step`` is called again
+# with a function in place of the loss that only keeps the outputs; that changes nothing in the engine.
 
 PARTS = {"logp": "log_probs", "entropy": "entropy"}
-"""Our name -> verl's, of what its loss takes of the policy."""
+"""rlwatch's name -> verl's name of an output of the policy that the loss uses."""
 
 Loss = Callable[..., Any]
 
 
 @dataclass(slots=True)
 class Taker:
-    """Replacement of ``loss`` that takes the outputs, padded to ``width`` positions, without computing a loss.
+    """Replacement of ``loss`` that keeps the outputs, padded to ``width`` positions, without computing a loss.
 
     Top-k distillation also calls its loss for the logits; that call is passed on.
     """
@@ -176,7 +184,7 @@ class Taker:
     outputs: Outputs | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the outputs, as the engine calls a loss."""
+        """Keep the outputs in ``outputs`` and return a loss of 0, called as the engine calls a loss."""
         if "model_output" not in kwargs:
             return self.loss(*args, **kwargs)
         where = Packed.of(kwargs["data"], self.width)
@@ -186,7 +194,7 @@ class Taker:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStepCall:
-    """One call of ``forward_step`` that a backward follows."""
+    """One call of the engine's ``forward_step`` that a backward pass follows, with what is needed to repeat it."""
 
     forward_step: Callable[..., Any]
     micro_batch: Any
@@ -194,7 +202,11 @@ class ForwardStepCall:
     random: RandomState
 
     def again(self, width: int, rows: Sequence[int] | None = None) -> Outputs:
-        """Run it again with ``width`` positions, for the sequences ``rows`` (None: all)."""
+        """Repeat the forward pass for the sequences ``rows`` (None: all), and return its outputs, padded to ``width``
+        positions.
+
+        Raises ``RuntimeError`` if verl's forward pass does not call the loss.
+        """
         from verl.utils.tensordict_utils import index_select_tensor_dict
 
         batch = self.micro_batch if rows is None else index_select_tensor_dict(self.micro_batch, list(rows))
@@ -206,7 +218,7 @@ class ForwardStepCall:
 
 
 class EngineLossPassTap:
-    """Watches the forwards of one engine that a backward follows, and keeps them in ``passes``."""
+    """Hook on the forward passes of one engine that a backward pass follows; it keeps them in ``passes``."""
 
     def __init__(self, engine: Any, seam: ErrorBoundary, passes: RecordedPasses) -> None:
         self._engine = engine
@@ -215,7 +227,7 @@ class EngineLossPassTap:
         self._call: ForwardStepCall | None = None
 
     def attach(self) -> None:
-        """Put the wrapper in place."""
+        """Wrap the engine's ``forward_step``."""
         original = self._engine.forward_step
 
         @wraps(original)
@@ -230,9 +242,9 @@ class EngineLossPassTap:
         self._engine.forward_step = tapped
 
     def keep(self, model_output: Mapping[str, Any], data: Any) -> None:
-        """The forward is over, and its loss is called next with these: to be called before it.
+        """Keep the forward pass that has ended; call it before the loss is computed from ``model_output`` and ``data``.
 
-        The longest response is asked for, which may wait for the device; verl's loss asks for the same, next.
+        The length of the longest response is read, which may wait for the device. verl's loss reads the same next.
         """
         call, self._call = self._call, None
         if call is None:
@@ -251,7 +263,7 @@ class EngineLossPassTap:
 
 
 def parts_of(model_output: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Outputs of the engine, jagged over whole sequences, by our names."""
+    """Return the engine's outputs by rlwatch's names, jagged over whole sequences."""
     return {
         name: model_output[verl_name] for name, verl_name in PARTS.items() if model_output.get(verl_name) is not None
     }
@@ -273,7 +285,9 @@ class _Again:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads a coefficient off the gradient of a jagged output. A second backward through it adds to the first."""
+    """Hook that reads a loss coefficient from the gradient of a jagged output. A second backward pass adds to the
+    first.
+    """
 
     into: dict[str, Tensor]
     name: str

@@ -1,8 +1,8 @@
-"""The plugin for verl's entry point group ``verl.plugins``: loaded in every process that imports verl.
+"""Plugin for verl's entry point group ``verl.plugins``, loaded in every process that imports verl.
 
-Before verl 0.9 the launcher loads it. It registers names and puts wrappers in place, lazily: nothing of verl is
-imported here. Every wrapper does nothing until ``rlwatch`` is among ``trainer.logger`` (driver) or the driver has
-attached (workers).
+Before verl 0.9 rlwatch's launcher loads it. It registers wrappers that are installed when verl's modules are imported;
+it imports nothing of verl itself. Every wrapper does nothing until ``rlwatch`` is among ``trainer.logger`` (in the
+driver) or the driver has attached (in workers).
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ HOOKS = {
     "verl.trainer.ppo.v1.trainer_base": "rlwatch.integrations.verl.attach:install_trainer",
     "verl.workers.engine_workers": "rlwatch.integrations.verl.attach:install_worker",
 }
-"""Module of verl -> the function of ours that is given it, and changes it."""
+"""Module of verl -> rlwatch's function that receives the module after its import, and wraps parts of it."""
 
 
 def load(hooks: Mapping[str, str] = HOOKS) -> None:
-    """Wait for the modules of verl that ``hooks`` names to be imported. Raises nothing."""
+    """Register the functions in ``hooks`` (module of verl -> function), to be called when the module is imported.
+    Raises nothing.
+    """
     if heartbeat.current is not None:
         return
     heartbeat.current = beat = heartbeat.begin(__version__, verl_version())

@@ -1,9 +1,10 @@
-"""Steps that are too large to be measured whole in the driver: which rows are read, and what is known of all rows.
+"""Selection of the responses that the driver measures token by token in steps that are too large to measure whole.
 
-verl's queue gives rows by key, so what is not chosen is never copied. A response's reward, length, group, task, age and
-whether it was cut are read of every row; what is measured token by token is read of rows spread evenly over the
-lengths, until the workers, who see all tokens, have been asked to measure them too (the step after the first such one:
-:func:`~rlwatch.integrations.verl.taps.before_update`). What is of ids (repetition, loops) is always of the rows read.
+verl's queue returns rows by key, so rows that are not chosen are never copied. For every response the driver reads its
+reward, length, group, task, age and whether it was truncated. Token statistics are computed on responses spread evenly
+over the lengths. After the first such step the workers, who see all tokens, measure them too
+(:func:`~rlwatch.integrations.verl.taps.before_update`). Statistics of token ids (repetition, loops) always come from
+the chosen responses.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, BatchSettings, fina
 from rlwatch.tensors.responses import ResponseBatch
 
 AT_ONCE = 2**20
-"""Tokens of one column that are copied out of the queue at once."""
+"""Number of tokens of one column that are copied out of the queue in one call."""
 
 LEAST = 2**16
-"""Tokens that are measured at least: a step of fewer is measured whole, whatever it costs."""
+"""Smallest number of tokens that is measured: a step with fewer tokens is measured whole, whatever it costs."""
 
 FIRST_GUESS = 1.5e-3
-"""Milliseconds a token costs until that was measured, on the slow side."""
+"""Assumed cost of a token in milliseconds until it was measured, on the slow side."""
 
 MEASURED_SHARE = "rlwatch/measured_share"
-"""Share of a step's tokens that the driver measured, where it was not all."""
+"""Metric for the share of a step's tokens that the driver measured, recorded if it did not measure all."""
 
 Fetch = Callable[[Sequence[str], Sequence[str]], Any]
-"""Columns (a TensorDict) of the rows with these keys: ``fetch(keys, fields)``."""
+"""Function ``fetch(keys, fields)`` that returns the columns ``fields`` of the rows ``keys`` as a TensorDict."""
 
 
 @dataclass(slots=True)
 class SamplingBudget:
-    """Milliseconds that the driver may spend on the tokens of a step; None: as many as it takes.
+    """Time that the driver may spend on the tokens of a step, in milliseconds; None means no limit.
 
-    Counted are the CPU time of the thread that computes and what training waits for the queue; what a token costs is
-    learnt from the steps before.
+    The CPU time of the computing thread counts, and the time that training waits for the queue. The cost of a token is
+    learnt from earlier steps: ``per_token`` is its running mean in milliseconds. ``least`` is the smallest number of
+    tokens to measure.
     """
 
     milliseconds: float | None
@@ -50,21 +52,23 @@ class SamplingBudget:
 
     @property
     def tokens(self) -> float:
-        """Return the number of tokens within the budget, as a power of two, so that small changes have no effect."""
+        """Return the number of tokens within the budget, a power of two, so that small changes of the cost have no
+        effect.
+        """
         if self.milliseconds is None:
             return math.inf
         return max(self.least, 2.0 ** math.floor(math.log2(max(self.milliseconds / self.per_token, 1.0))))
 
     def spent(self, tokens: int, milliseconds: float) -> None:
-        """Take into account what ``tokens`` did cost."""
+        """Update the cost of a token from a step in which ``tokens`` tokens took ``milliseconds``."""
         if tokens:
             self.per_token = (self.per_token + milliseconds / tokens) / 2
 
     def rows(self, lengths: Sequence[int], step: int) -> list[int] | None:
-        """Rows to measure in a step of responses with ``lengths`` tokens; None for all.
+        """Return the indices of the responses to measure, ascending, or None for all; ``lengths`` are in tokens.
 
-        Every k-th in the order of length, from a start drawn anew each step: short and long responses are there in
-        proportion, and each is as likely as any other.
+        In the order of length every k-th response is chosen, from a start drawn anew for each ``step``. So short and
+        long responses are represented in proportion, and each is chosen with equal probability.
         """
         total = sum(lengths)
         if total <= self.tokens:
@@ -77,9 +81,10 @@ class SamplingBudget:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """The responses of a step without verl's padding, and which of them are ``chosen`` to be read token by token.
+    """The responses of a step without verl's padding rows, and which of them to read token by token.
 
-    None: all. ``lengths`` are empty if verl does not report them; no rows are chosen then.
+    ``keys`` and ``tags`` are those of verl's queue, one for each response. ``lengths`` are in tokens, empty if verl
+    does not report them. ``chosen`` are indices of the responses to read; None means all, also without lengths.
     """
 
     keys: tuple[str, ...]
@@ -91,7 +96,7 @@ class SampledRows:
     def of(
         cls, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], budget: SamplingBudget, step: int
     ) -> SampledRows:
-        """Read the keys and tags of a ``KVBatchMeta``."""
+        """Choose rows by the keys and tags of a ``KVBatchMeta``, within ``budget``, for ``step``."""
         real = [row for row, tag in enumerate(tags) if not tag.get("is_padding", False)]
         kept, kept_tags = tuple(keys[row] for row in real), tuple(dict(tags[row]) for row in real)
         lengths = tuple(tag.get("response_len") for tag in kept_tags)
@@ -101,16 +106,17 @@ class SampledRows:
 
     @property
     def to_read(self) -> tuple[tuple[str, ...], list[Mapping[str, Any]]]:
-        """Keys and tags of the rows to read token by token."""
+        """Return keys and tags of the responses to read token by token."""
         rows = range(len(self.keys)) if self.chosen is None else self.chosen
         return tuple(self.keys[row] for row in rows), [self.tags[row] for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class EveryResponse:
-    """Everything known of all B responses of a step, one value each.
+    """Values that are known of all B responses of a step, also if only some are read token by token.
 
-    ``rewards`` (B,) or None; ``lengths`` (B,); ``last`` (B,) the last id of a response as long as may be, else -1.
+    ``rewards`` (B,) or None; ``lengths`` (B,) in tokens. ``last`` (B,) is the last token id of each response that has
+    the maximal length, and -1 for the others. ``named`` has the prompt group and the task of each response.
     """
 
     keys: tuple[str, ...]
@@ -129,7 +135,11 @@ class EveryResponse:
         *,
         at_once: int = AT_ONCE,
     ) -> EveryResponse:
-        """Copy it out of the queue, a few rows at a time; ``lengths`` are those of the responses with ``keys``."""
+        """Copy the values out of verl's queue, a few rows at a time.
+
+        ``lengths`` (tokens) belong to the responses ``keys``. ``reading`` has the maximal length. ``at_once`` limits
+        the tokens copied in one call of ``fetch``.
+        """
         sums, last = [], torch.full((len(keys),), -1)
         for rows in _runs(lengths, at_once):
             data = fetch(keys[rows], ["rm_scores"])
@@ -148,7 +158,7 @@ class EveryResponse:
         return cls(tuple(keys), rewards, torch.tensor(lengths), last, named)
 
     def response_batch(self, reading: BatchSettings) -> ResponseBatch:
-        """Return the per-response view of the whole step."""
+        """Return the responses of the whole step as a batch for response statistics; ``reading`` has the settings."""
         cut = None if reading.longest is None else (self.last >= 0) & (self.last != reading.eos)
         return ResponseBatch.of(
             rewards=self.rewards,

@@ -1,7 +1,7 @@
-"""Snapshots, ``rollback``, ``hold`` and ``skip-step`` of a verl training: the driver decides, and every worker acts.
+"""Commands ``rollback``, ``hold`` and ``skip-step``, and snapshots, in verl: the driver decides, and every worker acts.
 
-A worker keeps the shards that it trains. The driver plans when a snapshot is taken, knows which are good, and asks all
-workers in two phases: each checks, each acts, and each keeps what it did only if all did the same.
+A worker keeps snapshots of the shards that it trains. The driver plans when a snapshot is taken, knows which are good,
+and calls all workers in phases: each checks, each acts, and each keeps the result only if all succeeded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WhenMeasured = Callable[[int, OnMetrics], None]
 
 
 class SnapshotLedger(SnapshotKeeper):
-    """The driver's account of the snapshots that its workers keep: their steps, and what is known of each."""
+    """The driver's list of the snapshots that its workers hold: the step of each, and whether it is good."""
 
     def __init__(self, settings: Snapshots, workers: Workers, seam: ErrorBoundary) -> None:
         super().__init__(settings, _elsewhere, seam)
@@ -35,7 +35,7 @@ class SnapshotLedger(SnapshotKeeper):
         self._size = 0
 
     def begin(self, step: int) -> None:
-        """Take the first one, of ``step``."""
+        """Drop the snapshots after ``step``, and let all workers take the first one of this training."""
         self.forget_after(step - 1)
         self._last = None
         together = TakeTogether(self)
@@ -46,12 +46,12 @@ class SnapshotLedger(SnapshotKeeper):
             together.settled(command, None)
 
     def allows(self, plan: SnapshotPlan) -> None:
-        """Ask all workers."""
+        """Ask all workers if they can take the snapshot of ``plan``. Raises ``RLWatchError`` if one cannot."""
         self._planned_at = self._seconds()
         accepted(self._workers.call("check", TAKE_SNAPSHOT, plan.plain(), plan.step))
 
     def carry_out(self, plan: SnapshotPlan) -> None:
-        """Let all workers take it."""
+        """Let all workers take the snapshot of ``plan``. Raises ``RLWatchError`` if one fails."""
         first = not self.taken
         for one in [one for one in self.taken if one.step not in plan.keep]:
             self._drop(one)
@@ -63,7 +63,7 @@ class SnapshotLedger(SnapshotKeeper):
             self._tell(plan.step, 0)
 
     def settled(self, plan: SnapshotPlan, refusal: str | None) -> None:
-        """Notify all workers, too."""
+        """Keep the snapshot of ``plan`` here and on all workers if all took it (``refusal`` is None), else drop it."""
         super().settled(plan, refusal)
         accepted(self._workers.call("settle", TAKE_SNAPSHOT, plan.plain(), refusal))
 
@@ -71,7 +71,7 @@ class SnapshotLedger(SnapshotKeeper):
         return 0  # each worker looks after its own memory
 
     def _write_good(self) -> None:
-        """Leave that to the workers."""
+        """Do nothing, because the workers write their snapshots."""
 
     @property
     def _together(self) -> bool:
@@ -83,10 +83,12 @@ def _elsewhere() -> Holdings:
 
 
 class RollbackOnWorkers:
-    """Handles ``rollback``: every worker writes its shards, and keeps them only if all could.
+    """Handler of the command ``rollback`` in verl: every worker restores its shards, and keeps the result only if all
+    could.
 
-    verl sends the weights to its rollout engine when the step ends, after commands: the next batch is sampled with what
-    was put back, and none waits in its queue.
+    verl sends the weights to its rollout engine when the step ends, after commands. So the next batch is sampled with
+    the restored weights, and no batch waits in its queue. ``ledger`` lists the snapshots (None: none are kept).
+    ``step`` returns the step that has ended.
     """
 
     kind: str = ROLLBACK
@@ -99,16 +101,16 @@ class RollbackOnWorkers:
         self._open: tuple[Snapshot, int] | None = None
 
     def last_good(self) -> int | None:
-        """Return the step of the newest snapshot that is known to be good; None if there is none."""
+        """Return the step of the newest snapshot that was judged good, or None."""
         return None if self._ledger is None else self._ledger.newest_good()
 
     def check(self, command: Command) -> None:
-        """Refuse where there is no such snapshot, or where it does not fit on a worker."""
+        """Raise ``RLWatchError`` if there is no such snapshot, or if it cannot be restored on a worker."""
         snapshot = self._chosen(command)
         accepted(self._workers.call("check", self.kind, {"to": snapshot.step}, self._step()))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Put it back on every worker; returns what was done."""
+        """Restore the snapshot on every worker, and return a report with a ``summary``."""
         snapshot, step = self._chosen(command), self._step()
         self._open = snapshot, step
         replies = accepted(self._workers.call("do", self.kind, {"to": snapshot.step}))
@@ -123,7 +125,9 @@ class RollbackOnWorkers:
         return {**reports[0], "good": snapshot.good, "fingerprint": prints, "ranks": len(replies), "summary": summary}
 
     def settled(self, command: Command, refusal: str | None) -> None:  # noqa: ARG002  (the signature of the port)
-        """Keep it on every worker, or on none."""
+        """Make the roll-back final on every worker if all succeeded (``refusal`` is None), else undo it on every
+        worker.
+        """
         done, self._open = self._open, None
         if done is None or self._ledger is None:
             return
@@ -140,7 +144,11 @@ class RollbackOnWorkers:
 
 
 class UntilDue(OnWorkers):
-    """A command that every worker carries out and counts the end of: the worker of rank 0 knows when."""
+    """Handler of a command that lasts for some steps on every worker; the worker of rank 0 knows when it ends.
+
+    ``kind`` is the command, ``ends`` the argument that is 0 in the command that ends it. ``step`` returns the step that
+    has ended.
+    """
 
     def __init__(self, kind: str, ends: str, workers: Workers, step: Callable[[], int]) -> None:
         super().__init__(kind, workers)
@@ -149,17 +157,17 @@ class UntilDue(OnWorkers):
         self._active = False
 
     def check(self, command: Command) -> None:
-        """Refuse with the reason of any rank that does."""
+        """Raise ``RLWatchError`` with the reason if a rank refuses."""
         accepted(self._workers.call("check", self.kind, dict(command.args), self._step()))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Begin or end it on every worker."""
+        """Begin or end the effect of the command on every worker, and return rank 0's report."""
         report = super().__call__(command)
         self._active = bool(COMMAND_KINDS[self.kind].read(command.args)[self._ends])
         return report
 
     def due(self, step: int) -> Command | None:
-        """Return the command that ends it, once it is over."""
+        """Return the command that ends the effect after ``step``, once it is over, else None."""
         if not self._active:
             return None
         replies = accepted(self._workers.call("due", self.kind, step))
@@ -168,7 +176,11 @@ class UntilDue(OnWorkers):
 
 
 class HoldOnWorkers(UntilDue):
-    """``hold``. The reward of a batch is known when its step's row is: that of the last one comes too late."""
+    """Handler of the command ``hold`` in verl: workers sample batches with unchanged weights.
+
+    A batch's reward is known when its step is recorded, so that the reward of the last batch comes too late for the
+    report. ``when_measured`` calls back with the metrics of a step.
+    """
 
     def __init__(self, workers: Workers, step: Callable[[], int], when_measured: WhenMeasured) -> None:
         super().__init__("hold", "batches", workers, step)
@@ -176,7 +188,7 @@ class HoldOnWorkers(UntilDue):
         self._rewards: list[float] = []
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Begin, or end with the rewards that were measured."""
+        """Begin a hold, or end it and return a report with the rewards that were measured."""
         report = super().__call__(command)
         if self._active:
             self._rewards = []
@@ -187,7 +199,9 @@ class HoldOnWorkers(UntilDue):
         return {**report, "rewards": list[JSON](rewards), "summary": f"{summary}{rewards_part}"}
 
     def due(self, step: int) -> Command | None:
-        """Take note of the batch, too."""
+        """Return the command that ends the hold after ``step``, once it is over, else None. Also request the batch's
+        reward.
+        """
         if self._active and step > 0:
             self._when_measured(step, self._measured)
         return super().due(step)
@@ -200,7 +214,11 @@ class HoldOnWorkers(UntilDue):
 def saving_handlers(
     ledger: SnapshotLedger | None, workers: Workers, step: Callable[[], int], when_measured: WhenMeasured
 ) -> list[CommandHandler]:
-    """Return the handlers that save a run."""
+    """Return the handlers of ``rollback``, ``hold`` and ``skip-step``, and of taking snapshots if ``ledger`` is not
+    None.
+
+    ``step`` returns the step that has ended, ``when_measured`` calls back with the metrics of a step.
+    """
     made: list[CommandHandler] = [
         RollbackOnWorkers(ledger, workers, step),
         HoldOnWorkers(workers, step, when_measured),
@@ -210,5 +228,8 @@ def saving_handlers(
 
 
 def ledger_of(settings: Mapping[str, Any] | None, workers: Workers, seam: ErrorBoundary) -> SnapshotLedger | None:
-    """Return the ledger of a training; None where no snapshots are wished for."""
+    """Return the driver's list of snapshots, or None if ``settings`` is None (snapshots are off).
+
+    ``settings`` are fields of :class:`~rlwatch.integrations.snapshots.Snapshots`; ``seam`` is the error boundary.
+    """
     return None if settings is None else SnapshotLedger(replace(Snapshots(**settings), where=None), workers, seam)

@@ -1,4 +1,4 @@
-"""Settings of rlwatch in a verl configuration: is it wanted, how closely to watch, where to record."""
+"""Settings of rlwatch in verl's configuration: whether it is on, how closely to watch, where to record."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 
 NAME = "rlwatch"
-"""The tracking backend, and the optional section ``trainer.rlwatch``."""
+"""Name of the tracking backend in ``trainer.logger``, and of the optional section ``trainer.rlwatch``."""
 
 OURS = ("level", "text", "completions", "localise", "budget_ms", "snapshots")
 FOR_INIT = (
     "project", "name", "run_id", "resume", "store", "tags", "output_dir", "config_file", "webhook_url", "forecast"
 )  # fmt: skip
-"""Arguments of :func:`rlwatch.init` that ``trainer.rlwatch`` may give."""
+"""Arguments of :func:`rlwatch.init` that the section ``trainer.rlwatch`` may give."""
 
 
 NOT_HERE = ("skip", "keep_inputs")
-"""Fields that verl cannot have: several of its optimizer steps share a global step, and its engine skips by itself."""
+"""Settings of localisation that do not work in verl: several optimizer steps share a global step, and verl's engine
+skips steps itself.
+"""
 BUDGET_MS = 1000.0
-"""Milliseconds of the driver that the tokens of a step may cost by default."""
+"""Default time that the driver may spend on the tokens of a step, in milliseconds."""
 USE = "use actor_rollout_ref.actor.strategy=fsdp2"
 
 
 def hindrance(strategy: str) -> str | None:
-    """Explain that gradient spikes cannot be localised under ``strategy``; None if they can."""
+    """Return the reason why gradient spikes cannot be localised under verl's ``strategy``; None if they can."""
     if strategy == "fsdp":
         return f"FSDP1 flattens parameters, so that none can be displaced by itself; {USE}"
     return None if strategy == "fsdp2" else f"{strategy} does not show gradients parameter by parameter; {USE}"
@@ -36,13 +38,13 @@ def hindrance(strategy: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class VerlSettings:
-    """Level, text to keep, and the arguments for :func:`rlwatch.init`.
+    """Settings of rlwatch in a verl training: level, text to keep, and the arguments for :func:`rlwatch.init`.
 
     Without ``text`` (of extreme tokens) and ``completions`` no text leaves the trainer, only measures of it.
-    ``localise`` are the fields of :class:`~rlwatch.integrations.localising.Localise` that were given; None: spikes are
-    not localised. ``budget_ms``: milliseconds of the driver that the tokens of a step may cost; None for any.
-    ``snapshots``: the fields of :class:`~rlwatch.integrations.snapshots.Snapshots` that were given; None: none are
-    kept.
+    ``localise`` has the given fields of :class:`~rlwatch.integrations.localising.Localise`; None: spikes are not
+    localised. ``budget_ms`` is the time that the driver may spend on the tokens of a step, in milliseconds; None: no
+    limit. ``snapshots`` has the given fields of :class:`~rlwatch.integrations.snapshots.Snapshots`; None: no snapshots
+    are kept.
     """
 
     level: Level = Level.FULL
@@ -55,9 +57,10 @@ class VerlSettings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None, project: str = "", name: str = "") -> VerlSettings:
-        """Read verl's whole configuration, as plain dictionaries.
+        """Read the settings from verl's whole configuration, as plain dictionaries.
 
-        Raises ``ConfigError`` for what is wrong in ``trainer.rlwatch``, naming what it may hold.
+        ``project`` and ``name`` override those in ``config``. Raises ``ConfigError`` for an invalid entry in
+        ``trainer.rlwatch``; the message lists the valid ones.
         """
         trainer = (config or {}).get("trainer") or {}
         given = dict(trainer.get(NAME) or {})
@@ -91,7 +94,7 @@ INSTEAD = "use verl's own checkpoints instead (trainer.save_freq)"
 
 
 def no_snapshots(config: Mapping[str, Any]) -> str | None:
-    """Explain that no snapshot could be put back in a training with this configuration; None if one can."""
+    """Return the reason why a snapshot could not be restored in a training with this ``config``; None if it can."""
     actor = (config.get("actor_rollout_ref") or {}).get("actor") or {}
     strategy = str(actor.get("strategy", "fsdp"))
     trainer = config.get("trainer") or {}
@@ -172,12 +175,14 @@ def _fields(wish: Any) -> Mapping[str, Any]:
 
 
 def wanted(loggers: object) -> bool:
-    """Return True if rlwatch is among ``trainer.logger``, a name or a list of names."""
+    """Return True if ``"rlwatch"`` is among verl's ``trainer.logger``, a name or a list of names."""
     return loggers == NAME or (not isinstance(loggers, str) and NAME in list(loggers or ()))  # type: ignore[call-overload]
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Return an OmegaConf configuration as dictionaries, its references resolved; a dictionary as it is."""
+    """Return an OmegaConf configuration as dictionaries with resolved references; a dictionary is returned
+    unchanged.
+    """
     if config is None or isinstance(config, dict):
         return config or {}
     from omegaconf import OmegaConf

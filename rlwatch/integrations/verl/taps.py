@@ -1,8 +1,9 @@
-"""Taps in one worker: on the registry of policy losses, on the actor's loss function, on its optimizer step.
+"""Hooks (taps) in one worker of verl: on the registry of policy losses, on the actor's loss function, on its optimizer
+step.
 
-Every wrapper calls what it replaces exactly once, with what it was given, and returns what that returned; only
-then (for gradients and spikes: only just before) does it look. Nothing here waits for the device, but for spikes of
-the gradient: where the engine itself waits next.
+Every wrapper calls the function that it replaces exactly once, with unchanged arguments, and returns its result. It
+measures after the call, and just before the call for gradients and spikes. Nothing waits for the device, except the
+localisation of spikes, where the engine itself waits next.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
 
 TAPPED = "rlwatch_tapped_by"
-"""Attribute of a wrapped policy loss that holds its owner."""
+"""Attribute of a wrapped policy loss that holds the object which wrapped it."""
 
 SPIKE = "spike of the gradient"
-"""Name of the tap that localises spikes."""
+"""Name, in error counts, of the hook that localises spikes."""
 
 UNCOLLECTED = 2**24
-"""Tokens whose statistics are kept for a driver that does not ask for them; then they go."""
+"""Number of tokens whose statistics are kept for a driver that does not collect them; then they are dropped."""
 
 Loss = Callable[..., Any]
 
 
 class WorkerTaps:
-    """Reads one worker's actor while it updates, into the tally of the current step.
+    """Hooks that measure one worker's actor while it updates, into the tally of the current step.
 
     Parameters
     ----------
@@ -54,12 +55,16 @@ class WorkerTaps:
         verl's ``TrainingWorker`` of the actor: its ``loss_fn`` and ``engine`` are wrapped on the instance.
     registry
         verl's registry of policy losses, by name; all entries are wrapped, new ones at the next :meth:`take`.
+    seam
+        Error boundary that contains errors of the measurement.
+    level
+        Level of detail of the measurements.
     bypass
-        Whether the old log-probs are the rollout engine's: then only the update knows the trainer's own.
+        True if the old log-probs are the rollout engine's; then only the update knows the trainer's own.
     truncation
         Largest weight of verl's token-level importance sampling, if it has one.
     gradients
-        Reads the gradients of an engine by layer before its optimizer's step; None where that cannot be done.
+        Reads the gradients of an engine by layer before its optimizer's step; None if that is not possible.
     localising
         Localises spikes of the gradient, if enabled.
     """
@@ -88,12 +93,12 @@ class WorkerTaps:
         self._data: Any = None
         self._inside = False
         self.tokens = 0
-        """Tokens whose statistics wait to be taken."""
+        """Number of tokens whose statistics wait to be collected."""
         self.uncollected = UNCOLLECTED
         self._before = False
 
     def attach(self) -> None:
-        """Put the wrappers in place, on what this verl has."""
+        """Install the wrappers on the parts that this verl has, as far as the level needs them."""
         if self._level.includes(Level.TOKENS):
             if callable(getattr(self._actor, "loss_fn", None)):
                 self._wrap_loss_fn()
@@ -105,7 +110,7 @@ class WorkerTaps:
             self._wrap_optimizer_step()
 
     def take(self, *, before: bool = False) -> StepTally:
-        """Hand over what was measured since the last call.
+        """Return the measurements since the last call.
 
         ``before``: from now on measure the policy before the update as well.
         """
@@ -119,7 +124,7 @@ class WorkerTaps:
         return tally
 
     def _wrap_loss_fn(self) -> None:
-        """The loss function is given the whole micro-batch; the policy losses, which it calls, only a part."""
+        """Wrap the loss function, which gets the whole micro-batch; the policy losses that it calls get only a part."""
         original = self._actor.loss_fn
 
         @wraps(original)
@@ -138,7 +143,7 @@ class WorkerTaps:
         self._actor.loss_fn = tapped
 
     def _wrap_registry(self) -> None:
-        """All entries that are not ours yet; the wrapper of another actor that lived in this process goes."""
+        """Wrap all entries that this object has not wrapped; replace wrappers of an earlier actor in this process."""
         for mode, loss in list(self._registry.items()):
             owner = getattr(loss, TAPPED, None)
             if owner is not self:
@@ -180,14 +185,14 @@ class WorkerTaps:
             self.tokens += batch.logp.numel()
 
     def _measured(self, batch: TokenBatch) -> Stats:
-        """Return statistics of the loss, and of the policy before the update where that is asked for."""
+        """Return statistics of the loss, and of the policy before the update if the driver requested it."""
         full = self._level.includes(Level.FULL)
         known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
         stats = everything(known) if full else core(known)
         return stats | (before_update(batch, full=full, truncation=self._truncation) if self._before else {})
 
     def _wrap_optimizer_step(self) -> None:
-        """Gradients are complete and unclipped when the engine's step begins; it returns their norm."""
+        """Wrap the engine's step: gradients are complete and unclipped when it begins, and it returns their norm."""
         engine = self._actor.engine
         original = engine.optimizer_step
 
@@ -214,7 +219,7 @@ class WorkerTaps:
         return None if self._gradients is None else self._gradients(engine)
 
     def _after_step(self, norms: GradNorms | None, total: Any, scaled: bool) -> None:
-        """``total`` is the norm over all ranks; ``scaled`` gradients carry a loss scale."""
+        """Add gradient statistics; ``total`` is the norm over all ranks, ``scaled`` gradients carry a loss scale."""
         device = "cpu" if norms is None else norms.squares.device
         whole = total.detach().float() if isinstance(total, Tensor) else torch.full((), float(total), device=device)
         self.tally.add_stats(step_stats(whole))
@@ -222,17 +227,20 @@ class WorkerTaps:
             self.tally.add_stats(gradient_stats(norms, whole, scaled=scaled))
 
 
-# Of a step that is too large for the driver the workers measure the policy before the update as well: together they see
-# every token, once an epoch, and where it lies.
+# If a step is too large for the driver, the workers measure the policy before the update as well. Together they see
+# every token, once an epoch.
 
 MOST_VALUES = 1024
-"""Values a rank sends of a quantile: any quantile of theirs is exact for some q' within 1 / 1024 of q."""
+"""Number of values that a rank sends for a quantile: any quantile of them is exact for some q' within 1 / 1024 of q."""
 
 
 def before_update(batch: TokenBatch, *, full: bool, truncation: float | None = None) -> Stats:
-    """Measure what the driver does of tokens, as far as the ``batch`` of a loss holds it, under names of their own.
+    """Return statistics of the policy before the update from ``batch``, the batch of a loss, under the prefix
+    ``BEFORE``.
 
-    Not the ids: their repetitions are for the driver, in the rows that it reads.
+    ``full``: also statistics that sort or compare tokens. ``truncation`` is the largest importance weight. Token ids
+    are not used: the driver computes repetition from the responses that it reads. Empty if the batch has no old
+    log-probs.
     """
     if batch.old_logp is None:
         return {}
@@ -242,20 +250,21 @@ def before_update(batch: TokenBatch, *, full: bool, truncation: float | None = N
 
 
 def compacted(stats: Stats) -> Stats:
-    """``stats`` with at most :data:`MOST_VALUES` values of each quantile: the driver puts those of all ranks in order.
+    """Return ``stats`` with at most :data:`MOST_VALUES` values for each quantile, because the driver sorts those of all
+    ranks.
 
-    Without pairs, which are many: the driver has pairs of the rows that it reads.
+    Statistics of pairs are left out, because they are many, and the driver has pairs of the responses that it reads.
     """
     with torch.no_grad():
         return {name: stat.compact(MOST_VALUES) for name, stat in stats.items() if not isinstance(stat, Pairs)}
 
 
-# verl makes several optimizer steps in one of its global steps: what is kept of each.
+# verl makes several optimizer steps in one of its global steps: statistics that combine them.
 
 
 @dataclass(frozen=True, slots=True)
 class EverMarked(Marked):
-    """Number of P tensors that were marked at any of several times."""
+    """Number of P tensors that were marked (as not finite) in any of several optimizer steps."""
 
     @override
     def merge(self, other: Self) -> Self:
@@ -263,9 +272,10 @@ class EverMarked(Marked):
 
 
 def gradient_stats(norms: GradNorms, total: Tensor, *, scaled: bool) -> Stats:
-    """Per-layer norms of the last step, and how many parameters were not finite in any of them.
+    """Return the gradient norms of each layer in the last optimizer step, and how many parameters were not finite in
+    any step.
 
-    ``total`` is the norm of all layers and ranks, 0-d; ``scaled`` gradients still carry a loss scale.
+    ``total`` is the norm over all layers and ranks, 0-d; ``scaled`` gradients still carry a loss scale.
     """
     stats = norms.unscaled_stats(total) if scaled else norms.stats()
     marked = stats.get("nonfinite/grad")
@@ -275,7 +285,10 @@ def gradient_stats(norms: GradNorms, total: Tensor, *, scaled: bool) -> Stats:
 
 
 def step_stats(total: Tensor) -> Stats:
-    """Statistics of a step with gradient norm ``total`` over all ranks, 0-d: verl skips it if that is not finite."""
+    """Return statistics of an optimizer step with gradient norm ``total`` over all ranks, 0-d.
+
+    verl skips the step if the norm is not finite.
+    """
     one, skipped = torch.ones_like(total, dtype=torch.bool), (~total.isfinite()).float()
     return {
         "optim/grad_norm": Latest.of(total, one),

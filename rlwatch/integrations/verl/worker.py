@@ -1,7 +1,7 @@
-"""One watched worker of verl: its taps, the commands it carries out, and its part of the reference.
+"""rlwatch inside one worker of verl: its measurements, the commands that it executes, and its part of the reference.
 
-verl holds the reference as a second model in the same process, sharded alike; with LoRA it is the base model, with
-the adapter disabled. Every rank copies, saves and restores its own shards and sends nothing.
+verl holds the reference as a second model in the same process, sharded like the policy. With LoRA the reference is the
+base model, with the adapter disabled. Every rank copies, saves and restores its own shards and sends nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from rlwatch.tensors.megatron import hindrance, model_norms
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Snapshots of one rank: how they are kept, and by which run and rank their files are named."""
+    """Settings of one rank's snapshots, with the run id and the rank for the names of their files."""
 
     settings: Snapshots | None = None
     run_id: str = ""
@@ -64,13 +64,16 @@ class Saving:
 
     @classmethod
     def of(cls, worker: Any, settings: Mapping[str, Any]) -> Saving:
-        """Read the driver's settings."""
+        """Read the settings that the driver sent to ``worker``."""
         wish = settings.get("snapshots")
         made = None if wish is None else Snapshots(**wish)
         return cls(made, str(settings.get("run_id", "")), int(worker.rank))
 
     def keeper(self, find: Callable[[], Holdings], seam: ErrorBoundary) -> SnapshotKeeper | None:
-        """Return the keeper, which takes what the driver plans; None where none are wished for."""
+        """Return the keeper that takes the snapshots which the driver plans; None if snapshots are off.
+
+        ``find`` returns the objects to copy, ``seam`` is the error boundary.
+        """
         if self.settings is None:
             return None
         return SnapshotKeeper(self.settings, find, seam, owner=lambda: (self.run_id, self.rank))
@@ -80,7 +83,12 @@ NOTHING_SAVED = Saving()
 
 
 class Inside:
-    """One rank's end. Nothing raises through the taps; everything else is called by the driver, and may refuse."""
+    """rlwatch's part in one worker of verl, which measures the actor and executes the driver's commands on this rank.
+
+    The hooks that measure never raise into training. All other methods are called by the driver, and may raise
+    ``RLWatchError`` as a refusal. ``seam`` is the error boundary. ``taps`` are the hooks, or None if this worker has no
+    actor.
+    """
 
     def __init__(
         self,
@@ -93,16 +101,16 @@ class Inside:
         saving: Saving = NOTHING_SAVED,
     ) -> None:
         self.missing = missing
-        """Measurements that are not possible here, and why."""
+        """Measurement that is not possible here -> the reason."""
         self.localising = localising
-        """Localises spikes of the gradient, or the reason why not; None if it is off."""
+        """Object that localises spikes of the gradient, or the reason why it is not possible; None if it is off."""
         self.anchor = Anchor(worker)
         self.keeper = Keeper(self.anchor, rank=int(worker.rank), world_size=int(worker.world_size))
         self._worker = worker
         self._seam = seam
         self.taps = taps
         self.step = 0
-        """The last step that has ended, as reported by the driver."""
+        """Number of the last step that has ended, as reported by the driver."""
         self._saving = saving
         hold: CommandHandler = Hold(self._optimizers, seam, lambda: self.step, dict)
         keeper = saving.keeper(self.holdings, seam)
@@ -113,7 +121,9 @@ class Inside:
 
     @classmethod
     def of(cls, worker: Any, settings: Mapping[str, Any]) -> Inside:
-        """Attach to verl's ``worker`` and install the taps, if possible."""
+        """Create rlwatch's part in verl's ``worker`` and install the hooks that it supports, by the driver's
+        ``settings``.
+        """
         seam, level = ErrorBoundary(), Level.of(str(settings.get("level", Level.FULL)))
         actor = getattr(worker, "actor", None)
         if actor is None:
@@ -137,10 +147,11 @@ class Inside:
         return cls(worker, seam, taps, missing, localising, saving=Saving.of(worker, settings))
 
     def collect(self, step: int, *, before: bool = False) -> Mapping[str, Any]:
-        """Return the measurements since the last call, packed for the driver, and apply ``before`` from then on.
+        """Return the measurements of ``step`` since the last call, encoded for the driver.
 
-        Of ranks that see the same tokens (sequence parallelism) one reports them; each reports its own gradients.
-        Waits for the device: the actor has updated and is idle.
+        ``before``: from now on also measure the policy before the update. Of ranks that see the same tokens (sequence
+        parallelism) one reports them; each rank reports its own gradients. Waits for the device: the actor has updated
+        and is idle.
         """
         if self.taps is None:
             return {}
@@ -152,29 +163,33 @@ class Inside:
         return {**parcel, **localised, "errors": self._seam.errors}
 
     def check(self, kind: str, args: Mapping[str, Any], step: int = 0) -> None:
-        """Raise ``RLWatchError`` if this rank cannot carry out ``kind`` after ``step``."""
+        """Raise ``RLWatchError`` if this rank cannot execute the command ``kind`` with ``args`` after ``step``."""
         self.step = step or self.step
         self._handler(kind).check(Command("", "", kind, args))
 
     def do(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, JSON]:
-        """Execute the command."""
+        """Execute the command ``kind`` with ``args`` on this rank, and return its report."""
         return self._handler(kind)(Command("", "", kind, args))
 
     def settle(self, kind: str, args: Mapping[str, Any], refusal: str | None) -> None:
-        """Keep what :meth:`do` did, or undo it, since a rank could not do it for the reason ``refusal``."""
+        """Keep the effect of a command if all ranks executed it (``refusal`` is None); undo it if a rank refused or
+        failed.
+        """
         handler: Any = self._handler(kind)
         if isinstance(handler, Settled):
             handler.settled(Command("", "", kind, args), refusal)
 
     def due(self, kind: str, step: int) -> Mapping[str, JSON] | None:
-        """Return arguments of the command that ends ``kind`` after ``step``, if it is time to; else None."""
+        """Return the arguments of the command that ends the effect of ``kind`` after ``step``, or None if it
+        continues.
+        """
         self.step = step
         handler: Any = self._handler(kind)
         command = handler.due(step) if isinstance(handler, Timed) else None
         return None if command is None else dict(command.args)
 
     def holdings(self) -> Holdings:
-        """Return what a snapshot of this rank is made of. Raises ``RLWatchError`` where it cannot be copied."""
+        """Return the objects of this rank that a snapshot copies. Raises ``RLWatchError`` if they cannot be copied."""
         engine = self.anchor.policy
         strategy = str(self._worker.config.actor.strategy)
         if strategy != "fsdp2":
@@ -187,7 +202,11 @@ class Inside:
         return [self.anchor.policy.optimizer]
 
     def kl_coef(self, value: float | None) -> float:
-        """Return the coefficient of the KL term of the actor's loss, set to ``value`` if that is not None."""
+        """Set the coefficient of the KL term in the actor's loss to ``value``, unless it is None. Return the
+        coefficient.
+
+        Raises ``RLWatchError`` if the loss has no KL term.
+        """
         config = getattr(inspect.unwrap(self._worker.actor.loss_fn), "keywords", {}).get("config")
         if config is None or not getattr(config, "use_kl_loss", False):
             raise RLWatchError("the loss has no KL term (actor.use_kl_loss is false)")
@@ -197,13 +216,13 @@ class Inside:
 
     @property
     def vocab_size(self) -> int | None:
-        """Return the size of the vocabulary, or None if it is unknown."""
+        """Return the size of the model's vocabulary, or None if it is unknown."""
         actor = getattr(self._worker, "actor", None)
         return None if actor is None else vocab_size_of(unwrapped(actor.engine.module))
 
     @property
     def lowered_until(self) -> int:
-        """Return the step until which the learning rate is lowered; 0 for none, or for good."""
+        """Return the step until which the learning rate is lowered; 0 if it is not lowered, or permanently."""
         return self._paced().until
 
     def _handler(self, kind: str) -> CommandHandler:
@@ -224,7 +243,7 @@ def _tells_of_tokens(engine: Any) -> bool:
 
 
 def _gradients(worker: Any) -> Callable[[Any], GradNorms | None] | None:
-    """Reader of gradients by layer for the actor's engine, if there can be one; some scale them in their step."""
+    """Return a function that reads gradient norms by layer from the actor's engine; None if its strategy hides them."""
     strategy, rank = str(worker.config.actor.strategy), int(worker.rank)
     if strategy == MEGATRON:
         return lambda engine: model_norms(engine.module, rank=rank)
@@ -242,16 +261,18 @@ def _localising(worker: Any, seam: ErrorBoundary, settings: Mapping[str, Any]) -
         return str(reason)
 
 
-# The reference policy of one worker, and making the policy its own reference.
+# The reference policy of one worker, and its reset to the policy.
 
 ENGINES = ("fsdp", "fsdp2")
-"""Strategies of one wrapped model, whose shards can be copied one to one and whose gradients can be read by layer."""
+"""verl's strategies with one wrapped model, whose shards can be copied one to one and whose gradients can be read by
+layer.
+"""
 MEGATRON = "megatron"
-"""The strategy whose models are lists of chunks, cut over ranks."""
+"""verl's strategy whose models are lists of chunks, divided over ranks."""
 
 
 class Anchor:
-    """Handles ``reset-reference`` on one rank. ``worker`` is verl's ``ActorRolloutRefWorker``."""
+    """Handler of the command ``reset-reference`` on one rank. ``worker`` is verl's ``ActorRolloutRefWorker``."""
 
     kind: str = "reset-reference"
 
@@ -261,7 +282,9 @@ class Anchor:
 
     @property
     def policy(self) -> Any:
-        """Return the actor's engine. Raises ``RLWatchError`` where it cannot be read."""
+        """Return the actor's engine, which holds the policy. Raises ``RLWatchError`` if rlwatch cannot copy its
+        weights.
+        """
         actor = self._worker.actor
         if actor is None:
             raise RLWatchError("this worker holds no actor")
@@ -275,7 +298,7 @@ class Anchor:
         return str(self._worker.config.actor.strategy) == MEGATRON
 
     def check(self, command: Command) -> None:
-        """Raise ``RLWatchError`` with the reason to refuse."""
+        """Raise ``RLWatchError`` with the reason if the reference cannot be reset on this rank."""
         if COMMAND_KINDS[self.kind].read(command.args)["optimizer"] == "clear":
             clearable([self.policy.optimizer])
         synchronized()
@@ -285,7 +308,9 @@ class Anchor:
             self.pairs()
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Reset; returns what was done."""
+        """Reset the reference on this rank and return a report with the number of tensors, the fingerprint and the
+        cleared states.
+        """
         optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
         synchronized()
         report = self._freeze() if self.lora else self._copy()
@@ -294,11 +319,14 @@ class Anchor:
 
     @property
     def lora(self) -> bool:
-        """Return True if the reference is the policy without its adapter."""
+        """Return True if the reference is the policy without its LoRA adapter."""
         return self._worker.ref is None and bool(getattr(self.policy, "_is_lora", False))
 
     def pairs(self) -> list[TensorPair]:
-        """Policy and reference, tensor by tensor, sharded alike. Raises ``RLWatchError`` if they are not."""
+        """Return pairs of this rank's tensors of policy and reference.
+
+        Raises ``RLWatchError`` if there is no reference, or if the two are sharded differently.
+        """
         ref = self._worker.ref
         if ref is None and self._megatron and getattr(self.policy, "peft_cls", None) is not None:
             raise RLWatchError("the reference is Megatron's model without its adapter, in whose place none can be put")
@@ -317,7 +345,7 @@ class Anchor:
         return pairs
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the reference, by name: the shards of this rank, whose memory they share."""
+        """Return this rank's shards of the reference by name; they share its memory."""
         synchronized()
         if self.lora:
             return FrozenAdapter.of(self.policy).kept
@@ -337,22 +365,29 @@ class Anchor:
 
 
 def synchronized() -> None:
-    """Wait for copies that offloading may still have under way: the CPU must not read them before."""
+    """Wait for copies to and from the device that offloading may have in progress; the CPU must not read them
+    before.
+    """
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
 # LoRA in verl: the reference is the base model, reached by disabling the adapter.
 #
-# After a reset the reference is the adapter as it was then. It is kept apart, not added to the model: another adapter
-# would change the model's state, and its checkpoints would not load into a fresh process. Where verl disables the
-# adapter, the kept weights take its place for that forward pass, and the trained ones come back, bit by bit.
+# After a reset the reference is a copy of the adapter. The copy is kept outside the model: another adapter would
+# change the model's state, and its checkpoints would not load into a fresh process. Where verl disables the adapter,
+# the copied weights replace the trained ones for that forward pass. Afterwards the trained ones are written back, bit
+# for bit.
 
 HELD = "rlwatch_frozen_adapter"
 
 
 class FrozenAdapter:
-    """The reference of a LoRA policy: ``kept`` are this rank's shards of the adapter, by name; empty before a reset."""
+    """Reference of a LoRA policy: a copy of this rank's shards of the adapter in ``kept``, by name; empty before a
+    reset.
+
+    ``engine`` is verl's engine of the policy.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -360,7 +395,7 @@ class FrozenAdapter:
 
     @classmethod
     def of(cls, engine: Any) -> FrozenAdapter:
-        """Return the adapter of verl's ``engine``."""
+        """Return the frozen adapter of verl's ``engine``, created at the first call."""
         held = getattr(engine, HELD, None)
         if held is None:
             held = cls(engine)
@@ -368,13 +403,13 @@ class FrozenAdapter:
         return held
 
     def trained(self) -> dict[str, Tensor]:
-        """Return all that is trained, by name: the shards of this rank, whose memory they share."""
+        """Return this rank's shards of all trained parameters by name; they share the model's memory."""
         model = unwrapped(self._engine.module)
         model = flat_resharded(model) if flattened(model) else resharded(model)
         return {plain_name(name): local(p) for name, p in model.named_parameters() if p.requires_grad}
 
     def check(self) -> None:
-        """Raise ``RLWatchError`` if there is no adapter, or it is not finite."""
+        """Raise ``RLWatchError`` if the policy has no trained adapter, or if its weights are not finite."""
         trained = self.trained()
         if not trained:
             raise RLWatchError("the policy has no trained adapter")
@@ -383,17 +418,17 @@ class FrozenAdapter:
                 raise RLWatchError(f"the policy's {name!r} is not finite: roll back to a checkpoint instead")
 
     def freeze(self) -> None:
-        """The adapter as it is now becomes the reference."""
+        """Copy the trained adapter and use the copy as the reference from now on."""
         self.hold({name: tensor.detach().clone() for name, tensor in self.trained().items()})
 
     def hold(self, weights: dict[str, Tensor]) -> None:
-        """``weights`` become the reference."""
+        """Use ``weights`` (name -> shard) as the reference from now on."""
         self.kept = weights
         self._engine.disable_adapter = self.in_place
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """While it lasts the model computes what the reference would."""
+        """Let the model compute as the reference during the ``with`` block, then restore the trained weights."""
         trained = self.trained()
         live = {name: tensor.detach().clone() for name, tensor in trained.items()}
         try:
@@ -409,20 +444,27 @@ def _write(target: dict[str, Tensor], source: dict[str, Tensor]) -> None:
             tensor.detach().copy_(source[name])
 
 
-# The reference on disk: verl saves the actor (and critic) only, so a reset would be lost with the process.
+# The reference on disk: verl saves only the actor (and critic), so that a reset would be lost with the process.
 #
 # Each rank writes its own shards next to the actor's, and reads them only into the same sharding.
 
 
 class Keeper:
-    """Saves and restores one rank's part of the reference."""
+    """Writer and reader of one rank's part of the reference on disk.
+
+    ``anchor`` gives access to the reference; ``rank`` and ``world_size`` name the file.
+    """
 
     def __init__(self, anchor: Anchor, *, rank: int, world_size: int) -> None:
         self._anchor = anchor
         self._file = f"world_size_{world_size}_rank_{rank}.pt"
 
     def save(self, directory: str) -> str:
-        """Write it, whole or not at all; returns the path. Raises ``RLWatchError`` if there is none."""
+        """Write this rank's part of the reference into ``directory``, completely or not at all. Return the path of the
+        file.
+
+        Raises ``RLWatchError`` if the reference was never reset, and ``OSError`` if the file cannot be written.
+        """
         tensors = self._anchor.tensors()
         if not tensors:
             raise RLWatchError("the reference was never reset")
@@ -437,14 +479,19 @@ class Keeper:
         return str(path)
 
     def forget(self, directory: str) -> None:
-        """Remove it, if it is there; the directory too, once it is empty."""
+        """Delete this rank's part of the reference from ``directory`` if it is there, and the directory once it is
+        empty.
+        """
         path = Path(directory) / self._file
         path.unlink(missing_ok=True)
         with suppress(OSError):
             path.parent.rmdir()
 
     def find(self, directory: str) -> str | None:
-        """Return the fingerprint of what is there, or None. Raises ``RLWatchError`` for what does not fit this rank."""
+        """Return the fingerprint of this rank's part of the reference in ``directory``, or None if there is none.
+
+        Raises ``RLWatchError`` if the saved reference belongs to another number of ranks or another model.
+        """
         if not (Path(directory) / self._file).exists():
             if any(Path(directory).glob("*.pt")):
                 raise RLWatchError(f"{directory} holds a reference of another number of ranks: no {self._file}")
@@ -452,7 +499,11 @@ class Keeper:
         return fingerprint(self._fitting(directory).values())
 
     def restore(self, directory: str) -> dict[str, Any]:
-        """Put it back; returns what was restored."""
+        """Restore this rank's part of the reference from ``directory``. Return a report with the number of tensors and
+        the fingerprint.
+
+        Raises ``RLWatchError`` if it belongs to another model.
+        """
         saved = self._fitting(directory)
         if self._anchor.lora:
             FrozenAdapter.of(self._anchor.policy).hold(saved)
