@@ -247,8 +247,8 @@ def _run_classes(run: type) -> Iterator[type]:
 # One run of wandb, mirrored row by row.
 
 HUGGING_FACE = "train/global_step"
-"""Metric whose presence in a row means that None stands for NaN: TRL writes None where every value was NaN. In other
-rows None is not a measurement.
+"""Metric whose presence in a row means that None is NaN: TRL writes None where every value was NaN. In other rows None
+is not a measurement.
 """
 
 

@@ -349,7 +349,7 @@ def _shards(model: nn.Module) -> dict[str, Tensor]:
 # shard a rank holds. A unit is a decoder layer, or the remaining parameters at the root (embeddings, last norm, head).
 
 ROOT = "outside"
-"""Name of the layer that stands for all parameters outside the units of FSDP1."""
+"""Layer name for all parameters outside the units of FSDP1."""
 
 
 def gradients_of(model: nn.Module, rank: int) -> GradNorms | None:

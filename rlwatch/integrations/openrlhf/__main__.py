@@ -1,8 +1,9 @@
-"""``python -m rlwatch.integrations.openrlhf -m openrlhf.cli.train_ppo_ray ...``: OpenRLHF as ever, its actors watched.
+"""``python -m rlwatch.integrations.openrlhf -m openrlhf.cli.train_ppo_ray ...``: start OpenRLHF with its actors
+watched.
 
-Classes decorated by ``ray.remote`` reach Ray's processes by value, the plain ones behind them
-(``BasePPOTrainer``, ``ActorPPOTrainer``) by import: so a process must be prepared before it imports them. Ray runs a
-``worker_process_setup_hook`` first; OpenRLHF starts Ray without one, but only if it is not running yet.
+Classes decorated by ``ray.remote`` reach Ray's processes by value. The plain classes behind them (``BasePPOTrainer``,
+``ActorPPOTrainer``) are imported there, so a process must be prepared before it imports them. Ray runs a
+``worker_process_setup_hook`` first. OpenRLHF starts Ray without one, but only if Ray is not running yet.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from rlwatch.integrations.openrlhf.compat import READ_INSTEAD, OpenRLHFSettings,
 logger = logging.getLogger("rlwatch")
 
 DEFAULTS = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-"""What OpenRLHF 0.11.2 sets in its actors (cli/train_ppo_ray.py), which Ray then gets from us instead."""
+"""Environment variables that OpenRLHF 0.11.2 sets in its actors (cli/train_ppo_ray.py), which rlwatch passes to Ray
+instead.
+"""
 PASSED = ("RLWATCH_STORE", "RLWATCH_RUN_ID", "RLWATCH_WEBHOOK_URL", "RLWATCH_WEBHOOK_SECRET")
-"""Variables of ours that actors on other nodes need too."""
+"""Variables of rlwatch that actors on other nodes need, too."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a module of OpenRLHF, watched. What the module raises passes."""
+    """Run a module of OpenRLHF, watched. Exceptions of the module propagate.
+
+    Raises ``ConfigError`` for invalid ``arguments``.
+    """
     settings, module, rest = parsed(arguments)
     reason = unknown()
     if reason is None:
@@ -38,9 +44,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def begin_ray(settings: OpenRLHFSettings) -> None:
-    """Start or join Ray as OpenRLHF would, with the hook.
+    """Start or join Ray as OpenRLHF would, with a hook that prepares its processes.
 
-    Raises ``ConfigError`` if Ray has been started in this process already.
+    Raises ``ConfigError`` if Ray was started in this process already, and ``MissingExtraError`` if it is not installed.
     """
     try:
         import ray
@@ -52,14 +58,17 @@ def begin_ray(settings: OpenRLHFSettings) -> None:
 
 
 def runtime_env(settings: OpenRLHFSettings, environment: Mapping[str, str]) -> dict[str, Any]:
-    """OpenRLHF's own environment for its actors, and the hook."""
+    """Return Ray's runtime environment: the variables that OpenRLHF sets for its actors, and rlwatch's set-up hook."""
     variables = {name: environment.get(name, default) for name, default in DEFAULTS.items()}
     variables |= {name: environment[name] for name in PASSED if environment.get(name)}
     return {"env_vars": variables, "worker_process_setup_hook": setup_hook(settings)}
 
 
 def setup_hook(settings: OpenRLHFSettings) -> Callable[[], None]:
-    """Function Ray calls in every process it starts. It travels by value: a node without rlwatch trains unwatched."""
+    """Return the function that Ray calls in every process it starts, to prepare it for rlwatch.
+
+    It is pickled by value, so that a node without rlwatch trains unwatched, with a warning.
+    """
     plain = settings.plain()
 
     def watch_this_process() -> None:

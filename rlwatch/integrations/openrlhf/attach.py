@@ -1,4 +1,4 @@
-"""Preparing one of Ray's processes: what OpenRLHF imports there is wrapped as soon as it is imported."""
+"""Preparation of one of Ray's processes: classes of OpenRLHF are wrapped as soon as the process imports them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from rlwatch.integrations.openrlhf.compat import (
 logger = logging.getLogger("rlwatch")
 
 Begin = Callable[[Any, OpenRLHFSettings], None]
-"""Called with each new trainer of a process."""
+"""Function that is called with each new trainer of a process."""
 
 
 def arm(plain: Mapping[str, Any], *, drive: Begin | None = None, tap: Begin | None = None) -> AfterImport:
-    """Wrap what this process will import. Imports nothing heavy: most of Ray's processes never do.
+    """Register wrappers for the classes that this process will import. Imports nothing heavy: most of Ray's processes
+    never do.
 
-    ``drive`` and ``tap`` are called with each trainer and each policy actor that is made, in place of what watches
-    them.
+    ``plain`` are rlwatch's settings. ``drive`` and ``tap`` are called with each new trainer and each new policy actor,
+    instead of rlwatch's own functions. Returns the import hook.
     """
     settings, after = OpenRLHFSettings.of(plain), AfterImport()
     reason = unknown()
@@ -44,7 +45,10 @@ def arm(plain: Mapping[str, Any], *, drive: Begin | None = None, tap: Begin | No
 
 
 def drive_trainer(trainer: Any, settings: OpenRLHFSettings) -> None:
-    """Watch a trainer that was made; one that cannot be read is left alone, with a warning. May raise: see Driver."""
+    """Watch a new ``trainer``. If it lacks what rlwatch reads, it is left alone with a warning.
+
+    Raises what :class:`~rlwatch.integrations.openrlhf.driver.OpenRLHFDriver` raises.
+    """
     from rlwatch.integrations.openrlhf.driver import OpenRLHFDriver
 
     reason = unreadable(trainer)
@@ -55,14 +59,14 @@ def drive_trainer(trainer: Any, settings: OpenRLHFSettings) -> None:
 
 
 def tap_actor(trainer: Any, settings: OpenRLHFSettings) -> None:
-    """Put taps on a policy actor's trainer that was made."""
+    """Install the hooks that measure a new policy actor's ``trainer``."""
     from rlwatch.integrations.openrlhf.taps import ActorTaps
 
     ErrorBoundary().attempt("policy actor", ActorTaps(trainer, settings).attach)
 
 
 def _wrap(module: ModuleType, name: str, needs: Needs, begin: Begin, settings: OpenRLHFSettings) -> None:
-    """Let ``begin`` see every instance of a class once it is made."""
+    """Wrap the constructor of a class, so that ``begin`` is called with every new instance."""
     kind = getattr(module, name, None)
     reason = f"{module.__name__} has no {name}" if kind is None else lacking(kind, needs)
     if kind is None or reason is not None:

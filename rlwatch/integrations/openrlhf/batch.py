@@ -1,4 +1,6 @@
-"""OpenRLHF's experiences, read for statistics: the inputs of a policy loss, and what was generated for a step."""
+"""Reading of OpenRLHF's experiences for statistics: the inputs of a policy loss, and the responses generated for a
+step.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from rlwatch.tensors.tokens import TokenBatch
 
 
 def token_batch(loss: Any, given: Mapping[str, Any], experience: Any, entropy: Tensor | None) -> TokenBatch:
-    """Read ``loss.forward``'s arguments ``given``, all (B, A), and the experience they are of; ``entropy`` (B, >= A).
+    """Return the arguments ``given`` of ``loss.forward``, all (B, A), as a batch of tokens.
 
-    Log-probs are 0 outside the mask. The reference's are there only where KL is a term of the loss.
+    ``experience`` is the one that they belong to, ``entropy`` is (B, >= A) or None. Log-probs are 0 outside the mask.
+    Those of the reference exist only if KL is a term of the loss.
     """
     mask = given["action_mask"].bool()
     width = mask.shape[1]
@@ -38,7 +41,7 @@ def token_batch(loss: Any, given: Mapping[str, Any], experience: Any, entropy: T
 
 
 def loss_stats(loss: Any, batch: TokenBatch) -> Stats:
-    """Return the ratios of whole responses, if the loss uses them (GSPO)."""
+    """Return statistics of the importance ratios of whole responses, if ``loss`` uses them (GSPO), else none."""
     if loss.policy_loss_type != "gspo" or batch.old_logp is None:
         return {}
     log_ratio = sequence_log_ratio(batch.logp, batch.old_logp, batch.mask, per_token=True)
@@ -51,9 +54,9 @@ def _clip(loss: Any) -> tuple[float, float] | None:
 
 
 def _truncation(loss: Any) -> float | None:
-    """Return the cap on the weights of tokens against vLLM's, where that is the whole correction.
+    """Return the cap on token weights that correct for vLLM's log-probs, if the cap is the whole correction.
 
-    Masking, weights of whole responses and a bound from below are other corrections.
+    Masking, weights of whole responses and a lower bound are other corrections.
     """
     level, mode = loss.is_correction_level, loss.is_correction_mode
     low, high = loss.is_correction_threshold
@@ -64,7 +67,10 @@ def _truncation(loss: Any) -> float | None:
 
 
 def response_stats(experiences: Sequence[Any], group_size: int, *, full: bool) -> Stats:
-    """Return statistics of all that was generated for a step; ``group_size`` responses were sampled for each prompt."""
+    """Return statistics of all responses generated for a step; ``group_size`` responses were sampled for each prompt.
+
+    ``full``: also statistics that read token ids.
+    """
     stats: Stats = {}
     with torch.no_grad():
         for batch in _batches(experiences, group_size, full=full):
@@ -73,7 +79,7 @@ def response_stats(experiences: Sequence[Any], group_size: int, *, full: bool) -
 
 
 def _batches(experiences: Sequence[Any], group_size: int, *, full: bool) -> Iterator[ResponseBatch]:
-    """Groups lie one after the other in the order of generation, which ``index`` keeps where batches are balanced."""
+    """Yield the responses of each experience. Groups are consecutive in generation order, which ``index`` preserves."""
     at = 0
     for experience in experiences:
         n = len(experience.sequences)

@@ -1,4 +1,4 @@
-"""Commands of an OpenRLHF training, carried out in the process of its trainer, when a step has ended."""
+"""Commands to an OpenRLHF training, executed in the process of its trainer, when a step has ended."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ CANNOT = {
     "start again with --ckpt.load_enable",
     "lower-lr": "OpenRLHF's learning rate lives in the DeepSpeed engines of its policy actors, which take no orders",
 }
-"""Refused commands and the reasons."""
+"""Commands that OpenRLHF cannot execute -> the reason."""
 
 
 class Refused:
-    """Handles a kind of command by refusing it with the reason."""
+    """Handler of a kind of command that OpenRLHF cannot execute; it refuses with the reason."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
-        """Refuse."""
+        """Raise ``RLWatchError`` with the reason why the command cannot be executed."""
         raise RLWatchError(CANNOT[self.kind])
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Never called, because :meth:`check` refuses."""
+        """Refuse like :meth:`check`; never called, because the check fails first."""
         self.check(command)
         return {}
 
 
 class OpenRLHFCommands:
-    """Saves, stops, pauses and weighs KL anew. Call :meth:`obey` before OpenRLHF saves what a step changed."""
+    """Executor of commands: save a checkpoint, stop, pause, change the KL coefficient. Call :meth:`obey` before
+    OpenRLHF saves a step.
+
+    ``saving`` and ``stopping`` are True after a command that requests a checkpoint or the end of training.
+    """
 
     def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
         self.stopping = False
@@ -56,7 +60,7 @@ class OpenRLHFCommands:
         )
 
     def obey(self, step: int) -> None:
-        """Execute waiting commands; they set ``saving`` and ``stopping``."""
+        """Execute the waiting commands after ``step``; they may set ``saving`` and ``stopping``."""
         self.saving = False
         self._controller.obey(step)
 
@@ -82,5 +86,5 @@ class OpenRLHFCommands:
         return float(self._trainer.kl_ctl.value)
 
     def _set_kl_coef(self, value: float) -> None:
-        """The experience maker holds the same controller; policy actors are given its value for every update."""
+        """Set the value of the controller that the experience maker uses, too, and that actors get for every update."""
         self._trainer.kl_ctl.value = value

@@ -1,4 +1,4 @@
-"""Settings from the command line, and the parts of OpenRLHF that they need."""
+"""Settings of rlwatch on OpenRLHF's command line, and checks of the parts of OpenRLHF that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlwatch.integrations.level import Level
 
 DRIVER = "openrlhf.trainer.ppo_trainer"
 ACTOR = "openrlhf.trainer.ray.ppo_actor"
-"""Modules with the wrapped classes."""
+"""Modules of OpenRLHF with the wrapped classes."""
 OF_DRIVER: Needs = {
     "__init__": ("strategy",),
     "train_step": ("rollout_samples", "global_step"),
@@ -25,7 +25,7 @@ OF_ACTOR: Needs = {
     "ppo_train": ("kl_ctl",),
     "training_step": ("experience",),
 }
-"""Methods, and the parameters that they must have."""
+"""Methods that are wrapped, and the parameters that they must have."""
 ARGUMENTS = (
     "args.logger",
     "args.ckpt.path",
@@ -37,23 +37,23 @@ ARGUMENTS = (
     "kl_ctl.value",
     "wandb_logger",
 )
-"""Attributes of a ``BasePPOTrainer`` that the driver reads. Before 0.10 its arguments were one flat list."""
+"""Attributes of a ``BasePPOTrainer`` that rlwatch reads. Before 0.10 OpenRLHF's arguments were one flat list."""
 READ_INSTEAD = "its console output can be read: rlwatch watch train.log"
 
 
 def unknown() -> str | None:
-    """Explain that nothing can be watched here; None if it may be."""
+    """Return the reason why nothing can be watched here; None if OpenRLHF is installed."""
     return None if openrlhf_version() else "OpenRLHF is not installed"
 
 
 def unreadable(trainer: Any) -> str | None:
-    """Explain that ``trainer`` cannot be recorded; None if it can."""
+    """Return the reason why ``trainer`` cannot be recorded; None if it can."""
     reason = lacking_settings(trainer, ARGUMENTS)
     return None if reason is None else f"OpenRLHF {openrlhf_version()}: {reason}"
 
 
 def openrlhf_version() -> str:
-    """Return the installed version, or ``""``: for messages."""
+    """Return the installed version of OpenRLHF, or ``""``; for messages only."""
     return installed("openrlhf")
 
 
@@ -67,30 +67,32 @@ USAGE = "python -m rlwatch.integrations.openrlhf [--rlwatch.project NAME ...] -m
 
 @dataclass(frozen=True, slots=True)
 class OpenRLHFSettings:
-    """Level, text of extreme tokens or not, and arguments for :func:`rlwatch.init`."""
+    """Settings of rlwatch in an OpenRLHF training: level of detail, whether to keep text of extreme tokens, arguments
+    for :func:`rlwatch.init`.
+    """
 
     level: str = Level.FULL
     text: bool = False
     init: Mapping[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Plain dictionary, to travel to other processes."""
+        """Return the settings as a plain dictionary, to send them to other processes."""
         return asdict(self)
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """Rebuild from :meth:`plain`."""
+        """Return the settings that :meth:`plain` converted."""
         return cls(**plain)
 
     def includes(self, level: Level) -> bool:
-        """Return True if the level contains ``level``."""
+        """Return True if the level of these settings measures everything that the level ``level`` measures."""
         return Level.of(self.level).includes(level)
 
 
 def parsed(arguments: Sequence[str]) -> tuple[OpenRLHFSettings, str, list[str]]:
-    """Return the settings, the module to run and its own arguments.
+    """Return rlwatch's settings, the module to run and that module's arguments, from the command line ``arguments``.
 
-    Raises ``ConfigError`` for what is wrong, with the usage.
+    Raises ``ConfigError``, with the usage, for invalid arguments.
     """
     if "-m" not in arguments:
         raise ConfigError(f"which module shall run? Usage: {USAGE}")

@@ -1,6 +1,6 @@
-"""Watching OpenRLHF's trainer from within the process that drives the others.
+"""rlwatch in the process of OpenRLHF's trainer, which drives the policy actors.
 
-Closures on the instance see each step; :class:`OpenRLHFRecorder` puts a step together on a thread of its own.
+Wrappers on the trainer instance see each step; :class:`OpenRLHFRecorder` merges and records it on a background thread.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ logger = logging.getLogger("rlwatch")
 
 
 class OpenRLHFDriver:
-    """Records what a ``BasePPOTrainer`` logs and what its policy actors measured; obeys commands; reports its end.
+    """Watcher of a ``BasePPOTrainer`` of OpenRLHF: it records logs and the actors' measurements, executes commands, and
+    reports the end.
 
-    Making one may raise: a run that was asked for must be recorded. Training comes out the same.
+    The constructor may raise, because a requested run must be recorded. Training is not changed.
     """
 
     def __init__(self, trainer: Any, settings: OpenRLHFSettings) -> None:
@@ -54,7 +55,7 @@ class OpenRLHFDriver:
         )
 
     def attach(self) -> None:
-        """Put everything in place."""
+        """Install the wrappers on the trainer."""
         trainer = self._trainer
         trainer.wandb_logger = RLWatchLogger(self.run, trainer.wandb_logger, self.close)
         self._wrap(trainer.experience_maker, "make_experience_batch", self._made)
@@ -67,7 +68,7 @@ class OpenRLHFDriver:
         logger.info("rlwatch records this training as %s", self.run.info.run_id)
 
     def _wrap(self, owner: Any, name: str, look: Callable[..., None]) -> None:
-        """Let ``look`` see what ``owner.name`` returned and what it was given; what it raises ends the run."""
+        """Wrap ``owner.name``: call ``look`` with its result and arguments; an exception of the method ends the run."""
         original = getattr(owner, name)
 
         @wraps(original)
@@ -79,7 +80,7 @@ class OpenRLHFDriver:
         setattr(owner, name, watched)
 
     def _wrap_saving(self, trainer: Any) -> None:
-        """Between the update and what is saved of it nothing is in flight: the place to obey."""
+        """Wrap saving, to execute commands before it: between the update and its saving nothing is in flight."""
         original = trainer.save_logs_and_checkpoints
 
         @wraps(original)
@@ -115,7 +116,7 @@ class OpenRLHFDriver:
         self.recording.submit(self._last, step)
 
     def close(self) -> None:
-        """Training has ended: wait for the statistics of the last steps."""
+        """Wait for the statistics of the last steps, after training has ended."""
         self.seam.attempt("last steps", self.recording.close)
 
     def _reporting(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +132,7 @@ class OpenRLHFDriver:
 
 @contextmanager
 def _saving(checkpoints: Any, *, now: bool) -> Iterator[None]:
-    """While it lasts OpenRLHF's own code saves a checkpoint at whatever step it is, if ``now``."""
+    """Let OpenRLHF's own code save a checkpoint during the ``with`` block, whatever step it is, if ``now``."""
     every = checkpoints.save_steps
     try:
         if now:
@@ -149,7 +150,9 @@ def _decoder(tokenizer: Any) -> Decode:
 
 
 def init_arguments(args: Any, settings: OpenRLHFSettings) -> dict[str, Any]:
-    """Return arguments of :func:`rlwatch.init`; what the command line gave rlwatch wins."""
+    """Return arguments of :func:`rlwatch.init` from OpenRLHF's ``args``; the arguments of rlwatch's command line take
+    precedence.
+    """
     wandb = getattr(args.logger, "wandb", None)
     known = {
         "project": getattr(wandb, "project", None),
@@ -168,16 +171,17 @@ def init_arguments(args: Any, settings: OpenRLHFSettings) -> dict[str, Any]:
 
 
 class RLWatchLogger:
-    """Records what OpenRLHF logs, and finishes the run when it closes its loggers.
+    """Logger for OpenRLHF that records in rlwatch what OpenRLHF logs, and finishes the run when OpenRLHF closes its
+    loggers.
 
     Parameters
     ----------
     run
-        What is recorded into.
+        The run that records.
     wrapped
-        The logger whose place this takes; it is called first, with what it would have been given.
+        The logger that this one replaces; it is called first, with the same arguments.
     closing
-        What is to be recorded before the run is finished.
+        Called before the run is finished, to record what is still pending.
     """
 
     def __init__(self, run: Run, wrapped: Any = None, closing: Callable[[], None] | None = None) -> None:
@@ -187,19 +191,19 @@ class RLWatchLogger:
         self._closing = closing
 
     def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
-        """The row of a step."""
+        """Record ``logs_dict`` as the row of the training step ``global_step``."""
         if self._wrapped is not None:
             self._wrapped.log_train(global_step, logs_dict)
         self._record(global_step, logs_dict)
 
     def log_eval(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
-        """The row of an evaluation; its names begin with ``eval_``."""
+        """Record ``logs_dict`` as the row of an evaluation at ``global_step``; its names begin with ``eval_``."""
         if self._wrapped is not None:
             self._wrapped.log_eval(global_step, logs_dict)
         self._record(global_step, logs_dict)
 
     def close(self) -> None:
-        """Training has ended."""
+        """Finish the run, after training has ended."""
         if self._wrapped is not None:
             self._wrapped.close()
         self._finish()
@@ -220,15 +224,15 @@ class RLWatchLogger:
         return getattr(self._wrapped, name)
 
 
-# Recording a step of OpenRLHF's: put together and recorded on a thread of our own.
+# Recording of a step of OpenRLHF, on a background thread.
 
 DEADLINE_S = 30.0
-"""Longest the end of training waits for those of the last steps, in seconds."""
+"""Longest time that the end of training waits for the statistics of the last steps, in seconds."""
 
 
 @dataclass(slots=True)
 class FinishedStep:
-    """A step that has ended: its experiences, what policy actors sent, numbers."""
+    """A step that has ended: its experiences, what policy actors sent (rank -> measurements), and further metrics."""
 
     experiences: Sequence[Any] = ()
     sent: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -236,7 +240,11 @@ class FinishedStep:
 
 
 class OpenRLHFRecorder:
-    """Computes and records, in the order of steps. ``latest`` are the metrics of the step recorded last."""
+    """Computation and recording of the statistics of steps, in order, on a background thread.
+
+    ``group_size`` responses are sampled for each prompt. ``tokens`` and ``full`` select the level of detail. ``decode``
+    converts token ids to text. ``latest`` are the metrics of the step recorded last.
+    """
 
     def __init__(
         self, seam: ErrorBoundary, group_size: int, decode: Decode | None, *, tokens: bool, full: bool
@@ -250,12 +258,16 @@ class OpenRLHFRecorder:
         self.thread = StepThread(seam, "rlwatch-openrlhf")
 
     def submit(self, step: int, measured: FinishedStep) -> None:
-        """Compute and record ``step``; returns at once."""
+        """Queue the computation and recording of ``step``, and return at once. If too many steps wait, the step is
+        dropped.
+        """
         if self.thread.room():
             self.thread.submit(self._guarded, step, measured)
 
     def close(self) -> None:
-        """Wait for what was submitted, but not for ever: what comes later is lost, and counted."""
+        """Wait for the queued steps, at most ``DEADLINE_S``; steps that take longer are lost, and counted as
+        dropped.
+        """
         self.thread.close(DEADLINE_S)
 
     def _guarded(self, step: int, measured: FinishedStep) -> None:
@@ -283,7 +295,9 @@ class OpenRLHFRecorder:
 
 
 def taken_out(status: Any) -> dict[int, Any]:
-    """Remove the data sent by policy actors from ``status``, so that no other code sees them; return them by rank."""
+    """Remove the measurements of policy actors from ``status``, so that no other code sees them; return them by
+    rank.
+    """
     if not isinstance(status, dict):
         return {}
     keys = [key for key in status if isinstance(key, str) and key.startswith(PARCEL)]

@@ -1,7 +1,7 @@
-"""Taps on one policy actor's trainer: closures on the instance, and hooks of PyTorch's that change nothing.
+"""Hooks (taps) on one policy actor's trainer: wrappers on the instance, and PyTorch hooks that change nothing.
 
-What is measured of an update travels to OpenRLHF's trainer with what ``ppo_train`` returns, and is taken out
-there before anything else looks at it.
+The measurements of an update are sent to OpenRLHF's trainer within the result of ``ppo_train``. They are removed there
+before other code sees them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rlwatch.integrations.step_tally import StepTally, encoded_tally
 from rlwatch.tensors.mergeable import Total, nonfinite
 
 PARCEL = "rlwatch/parcel/"
-"""Keys of what travels; the rank follows."""
+"""Prefix of the keys under which measurements are sent; the rank follows."""
 
 
 class ActorTaps:
-    """Reads an ``ActorPPOTrainer`` during one round of updates."""
+    """Hooks that measure an ``ActorPPOTrainer`` during one round of updates."""
 
     def __init__(self, trainer: Any, settings: OpenRLHFSettings) -> None:
         self.tally = StepTally()
@@ -37,7 +37,7 @@ class ActorTaps:
         self._entropy: Tensor | None = None
 
     def attach(self) -> None:
-        """Put everything in place, where this actor's share of the batch is not another's too."""
+        """Install the hooks, unless another rank measures the same part of the batch."""
         if not self._settings.includes(Level.TOKENS) or not first_of_its_data(self._trainer.strategy):
             return
         read, keep = self.seam.hook("policy loss", self._read), self.seam.hook("entropy", self._keep_entropy)
@@ -82,7 +82,7 @@ class ActorTaps:
             self.tally.add_stats({**loss_stats(loss, batch), "nonfinite/loss": broken})
 
     def _send(self, status: Any) -> None:
-        """OpenRLHF has just waited for the device, once for each number of its own."""
+        """Add the measurements to the result; OpenRLHF has just waited for the device, once for each of its numbers."""
         tally, self.tally = self.tally, StepTally()
         if not isinstance(status, dict) or not status or tally.empty:
             return
@@ -97,12 +97,14 @@ class ActorTaps:
 
 
 def rank_of() -> int:
-    """Return the rank of this process among the policy's."""
+    """Return the rank of this process among the policy's processes."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def first_of_its_data(strategy: Any) -> bool:
-    """Ranks that share a batch (ring attention, tensor parallelism) measure the same: the first of them does."""
+    """Return True on the first of the ranks that share a batch (ring attention, tensor parallelism) and so measure the
+    same.
+    """
     mesh = getattr(strategy, "ds_device_mesh", None)
     if mesh is None:
         return True

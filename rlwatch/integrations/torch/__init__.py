@@ -1,4 +1,4 @@
-"""A training loop of one's own, in plain PyTorch.
+"""Integration with a custom training loop in plain PyTorch.
 
 >>> from rlwatch.integrations.torch import Watcher  # or rlwatch.Watcher
 """

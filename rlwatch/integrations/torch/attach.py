@@ -1,4 +1,6 @@
-"""Watching a custom training loop: the :class:`Watcher`, its run, and the inputs that the loop did not pass."""
+"""The :class:`Watcher` of a custom training loop: its run, its commands, and reports on inputs that the loop did not
+pass.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 
 Needs = tuple[tuple[str, ...], ...]
-"""Required inputs: all groups, and one input of each group."""
+"""Inputs that a metric requires: all groups, and one input of each group."""
 
 TAKEN_BY = {
     "rewards": "rollouts(rewards=)",
@@ -59,12 +61,12 @@ TAKEN_BY = {
     "clip": "Watcher(clip=)",
     "optimizer": "Watcher(optimizer=)",
 }
-"""Method that takes an input; all other inputs go to ``observe``."""
+"""Input -> the call of the watcher that takes it; all other inputs are arguments of ``observe``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricInputs:
-    """Required inputs of a family of metrics, and the lowest level that measures them."""
+    """Inputs that a family of metrics requires, and the lowest level of detail that measures it."""
 
     needs: Needs
     level: Level = Level.TOKENS
@@ -90,12 +92,12 @@ SUBJECTS = {
     "optim/lr": MetricInputs((("optimizer", "lr"),), Level.SCALARS),
     "loss/": MetricInputs((("loss",),), Level.SCALARS),
 }
-"""Prefix of metric names -> required inputs."""
+"""Prefix of metric names -> the inputs that these metrics require."""
 
 
 @dataclass(slots=True)
 class Gaps:
-    """Tracks which inputs were given, refused and measured."""
+    """Record of which inputs were given, which were refused (with the reason) and which metrics were measured."""
 
     level: Level
     given: set[str] = field(default_factory=set)
@@ -103,11 +105,11 @@ class Gaps:
     measured: set[str] = field(default_factory=set)
 
     def note(self, names: Iterable[str]) -> None:
-        """Note metrics that were measured."""
+        """Record that the metrics ``names`` were measured."""
         self.measured.update(names)
 
     def reasons(self) -> dict[str, str]:
-        """Return why metrics were not measured yet, by the prefix of their names."""
+        """Return why metrics were not measured so far, by the prefix of their names."""
         return {start: self._reason(subject) for start, subject in SUBJECTS.items() if not self._seen(start)}
 
     def _seen(self, start: str) -> bool:
@@ -130,7 +132,7 @@ def _spelled(name: str) -> str:
     return "gradients()" if name == "gradients" else f"{name}="
 
 
-# Recording: the inputs of each step become a row of the run; refused and missing inputs are reported.
+# Recording: the inputs of each step become a row of the run. Refused and missing inputs are reported.
 
 logger = logging.getLogger("rlwatch")
 
@@ -139,20 +141,20 @@ DEADLINE_S = 10.0
 
 
 class RecordingBase:
-    """Base of the watcher: the run, the current step, and the end.
+    """Base of the watcher: its run, the current step, and the end of the run.
 
     Parameters
     ----------
     run
         The run to record into.
     owned
-        The run was made for this recording, and ends with it.
+        True if the run was created for this recording, and ends with it.
     level
-        How closely the loop is watched.
+        Level of detail of the measurements.
     strict
-        Raise if an input is refused.
+        True to raise ``ConfigError`` if an input is refused.
     decode
-        Token ids -> text, if text may be recorded.
+        Converts token ids to text, if text may be recorded.
     """
 
     def __init__(self, run: Run, *, owned: bool, level: Level, strict: bool, decode: Decode | None = None) -> None:
@@ -169,7 +171,9 @@ class RecordingBase:
 
     @property
     def unavailable(self) -> dict[str, str]:
-        """Metrics not measured yet, by the beginning of their names, and why. Empty before the first step ended.
+        """Return the reasons why metrics were not measured so far, by the prefix of their names.
+
+        Empty before the first step has ended.
 
         >>> import torch, rlwatch
         >>> watcher = rlwatch.Watcher(store="memory://unavailable-doctest")
@@ -180,7 +184,7 @@ class RecordingBase:
         return self._gaps.reasons() if self._explained else {}
 
     def finish(self) -> None:
-        """Record the last step, and end the run if it was made here. Idempotent."""
+        """Record the last step, and end the run if it was created here. Later calls do nothing."""
         self.seam.attempt("last steps", self.steps.deliver, wait=True)
         if self._owned:
             self.seam.attempt("finish", self.run.finish)
@@ -244,7 +248,7 @@ FORMAT = 1
 
 
 class Steering(RecordingBase):
-    """A recording that executes commands by the ``means`` given by the user."""
+    """A recording that executes commands to the run, with the objects and functions in ``means`` that the user gave."""
 
     def __init__(self, means: Means, *args: Any, snapshots: Snapshots | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -252,26 +256,28 @@ class Steering(RecordingBase):
         self._commands = CommandController(means, self.seam, lambda: self.steps.last, self._newest, snapshots)
 
     def obey(self) -> None:
-        """Carry out the run's commands; while it is paused, wait.
+        """Execute the run's waiting commands; while the run is paused, wait.
 
-        Call it before a batch of rollouts is generated: there nothing in flight was computed with the old reference.
-        Every rank calls it, at the same steps. A loop that never calls it leaves commands to expire.
+        Call it before a batch of rollouts is generated, when nothing in flight was computed with the old reference.
+        Every rank calls it, at the same steps. In a loop that never calls it commands expire.
         """
         self.seam.attempt("record", self.steps.deliver)
         self.seam.attempt("commands", self._commands.obey)
 
     @property
     def snapshots(self) -> SnapshotKeeper | None:
-        """Return the keeper of the snapshots, or None without ``snapshots=``."""
+        """Return the object that takes and keeps snapshots of the training state, or None without ``snapshots=``."""
         return self._commands.snapshots
 
     def _newest(self) -> Mapping[str, float]:
-        """Return the metrics of the last step, for commands that report the values before; may wait for the device."""
+        """Return the metrics of the last step, for commands that report the values before them. May wait for the
+        device.
+        """
         self.steps.deliver(wait=True)
         return self.latest
 
     def stage(self, name: str) -> Stage:
-        """Context manager around a stage of a step: the time in it is recorded, and that it runs now.
+        """Return a context manager that times a stage of a step, and reports that the stage is running.
 
         ``name`` is one of ``sampling``, ``reward``, ``logprobs``, ``update``, ``weight_sync``, ``checkpoint`` and
         ``evaluation``, or a word of your own. Stages may nest: the inner one counts. It takes a few microseconds and
@@ -286,31 +292,35 @@ class Steering(RecordingBase):
 
     @property
     def should_stop(self) -> bool:
-        """True once the run received ``stop``. Read it after :meth:`obey`; otherwise the loop cannot be stopped."""
+        """Return True once the run received the command ``stop``. Read it after :meth:`obey`; otherwise the loop cannot
+        be stopped.
+        """
         self._means.heeds_stop = True
         return self._means.stopped
 
     def saved(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Report that the loop has written a checkpoint into the directory ``checkpoint``. Every rank calls it.
+        """Add what commands changed to a checkpoint that the loop has written into the directory ``checkpoint``. Every
+        rank calls it.
 
-        A reset reference and a changed KL coefficient are then saved there, too.
+        That is a reset reference, a changed KL coefficient and other changed settings.
         """
         self.seam.attempt("checkpoint", lambda: self._commands.saved(Path(checkpoint)))
 
     def resumed(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Report that the loop has read the checkpoint in the directory ``checkpoint``. Every rank calls it.
+        """Restore what commands had changed, from a checkpoint that the loop has read from the directory
+        ``checkpoint``.
 
-        Call it after the models were built and :meth:`load_state_dict`, before training continues. A reference saved
-        there replaces the one the loop built; otherwise a resume would silently undo the reset.
+        Every rank calls it, after the models were built and after :meth:`load_state_dict`, before training continues. A
+        reference saved there replaces the one that the loop built; otherwise a resume would silently undo the reset.
         """
         self.seam.attempt("resume", lambda: self._commands.resumed(Path(checkpoint)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, plain numbers and strings: the step and the run."""
+        """Return the watcher's state for a checkpoint, in plain numbers and strings: the step and the run's id."""
         return {"format": FORMAT, "step": self.steps.last, "run_id": self.run.info.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue counting steps from the checkpoint."""
+        """Continue to count steps from ``state``, which :meth:`state_dict` returned before the checkpoint was saved."""
         self._refuse("load_state_dict", self.seam.attempt("state", self._load, state) or {})
 
     def _load(self, state: Mapping[str, Any]) -> Mapping[str, str]:
@@ -328,16 +338,16 @@ class Steering(RecordingBase):
 P = ParamSpec("P")
 R = TypeVar("R")
 Rows = Any
-"""A tensor, padded or nested, or a list of rows of unequal length."""
+"""Type of inputs with a value for each token: a tensor, padded or nested, or a list of rows of unequal length."""
 
 
 class Watcher(Steering):
-    """Watches a custom training loop: PPO, GRPO, RLOO or any other with log-probs, rewards and gradients.
+    """Monitor of a custom training loop: PPO, GRPO, RLOO or any other with log-probs, rewards and gradients.
 
     The constructor may raise. Later calls never raise into the loop, wait for the device, keep a graph or draw a random
     number: training is bit-identical with and without it. Metrics without their inputs are not measured, and
     :attr:`unavailable` gives the reasons. Inputs that do not fit (a wrong shape) are skipped with one warning and
-    counted as ``rlwatch/refused``; with ``strict`` they raise instead, for a first try.
+    counted as ``rlwatch/refused``. With ``strict`` they raise ``ConfigError`` instead, for a first try.
 
     >>> import torch
     >>> with Watcher(torch.nn.Linear(2, 2), store="memory://watcher-doctest") as watcher:
@@ -349,30 +359,30 @@ class Watcher(Steering):
     model
         The policy, wrapped (DDP, FSDP2, Megatron's DDP, ``torch.compile``) or not: for gradients, and for a reset.
     optimizer, scheduler
-        For the learning rate, and for commands that concern it.
+        The optimizer and its learning-rate scheduler: to record the learning rate, and for commands that change it.
     ref_model
-        The frozen reference, if there is one: it can be reset while training runs. So can a frozen PEFT adapter of
-        ``model`` that is named ``ref``.
+        The frozen reference, if there is one, so that it can be reset while training runs. A frozen PEFT adapter of
+        ``model`` that is named ``ref`` can be reset, too.
     scaler
-        The ``torch.amp.GradScaler`` of a float16 loop, so that its scale does not show in the gradients.
+        The ``torch.amp.GradScaler`` of a float16 loop, so that gradients are recorded without its scale.
     run
-        A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
+        A run to record into, which the caller ends. By default one is created now and ended by :meth:`finish`.
     link
         With several ranks, the address at which rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; for the default
         see :func:`rlwatch.run.ranks.join`.
     settings
-        How the loop is watched; by default every setting has its default.
+        Settings of the watcher; by default every setting has its default.
     arguments
-        Fields of :class:`~rlwatch.integrations.torch.compat.WatcherSettings`, each instead of what ``settings`` has, as
-        ``clip=0.2``; and arguments of :func:`rlwatch.init` for the run made here: ``project``, ``name``, ``config``,
+        Fields of :class:`~rlwatch.integrations.torch.compat.WatcherSettings` that override ``settings``, such as
+        ``clip=0.2``, and arguments of :func:`rlwatch.init` for the run created here: ``project``, ``name``, ``config``,
         ``store``...
 
     Raises
     ------
     ConfigError
-        If an argument is not what it should be.
+        If an argument is not valid.
     RLWatchError
-        What :func:`rlwatch.init` raises.
+        Errors of :func:`rlwatch.init`.
     """
 
     def __init__(
@@ -446,38 +456,39 @@ class Watcher(Steering):
         advantages: Any = None,
         kl: Any = None,
     ) -> None:
-        """Look at one generation of B responses, before the steps that train on it; its numbers are of the next step.
+        """Measure one generation of B responses, before the steps that train on it. Its metrics belong to the next
+        step.
 
-        Each is a tensor, an array or a list with one entry for each response; all of it is optional.
+        Each input is a tensor, an array or a list with one entry for each response. All inputs are optional.
 
         Parameters
         ----------
         rewards
-            As the advantages are made of. In a list, None where a response has none.
+            Reward of each response, from which advantages are computed. In a list, None where a response has none.
         groups
-            Which responses answer the same prompt: one id for each response (integers or texts), or, if they lie
-            one after the other, how many there are to a prompt.
+            Prompt group of each response: one id for each response (integers or texts). If the responses to a prompt
+            lie one after the other, the number of responses to each prompt.
         lengths
-            Tokens of a response.
+            Length of each response in tokens.
         cut
-            Whether a response was cut at the length limit.
+            True for a response that was truncated at the length limit.
         right
-            Whether a response is right, if the reward does not show it: 1 is right, 0 and -1 are wrong.
+            Correctness of each response, if the reward does not show it: 1 is right, 0 and -1 are wrong.
         answers
-            What was extracted as the answer, of any type; None where nothing was.
+            The answer that was extracted from each response, of any type; None where nothing was extracted.
         tasks
-            The task or data source of each response: reward and length are measured for each.
+            Task or data source of each response; reward and length are measured for each task.
         ids, mask
-            (B, T) ids of the sampled tokens, and which of them the policy sampled; or rows of unequal length.
+            (B, T) ids of the sampled tokens, and a mask of those that the policy sampled; or rows of unequal length.
         retention
-            Iterations a response was carried over.
+            Number of iterations over which each response was carried over.
         prompt_index
-            Row of each prompt in the dataset, which is reported with the culprits of a spike.
+            Row of each prompt in the dataset, which is reported with the tokens that cause a spike of the gradient.
         reward_parts, advantages, kl
-            What each reward function gave (its name -> one entry for each response), the advantage, and the KL to the
-            reference in nats a token: recorded with a completion if they are on the CPU.
+            Rewards of each reward function (its name -> one entry for each response), the advantage, and the KL to the
+            reference in nats per token. They are recorded with a kept completion if they are on the CPU.
         prompts, completions
-            Texts. A few are measured on a thread of their own; they are kept only if :class:`Watcher` was asked to.
+            Texts. A few are measured on a background thread. They are kept only with ``Watcher(completions=)``.
         """
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
         self._given(**(inputs | {"advantages": None}))  # those of the loss are asked for, by micro-batch
@@ -486,23 +497,24 @@ class Watcher(Steering):
     def verifier(
         self, name: str, function: Callable[P, R], *, canaries: Sequence[Canary] | Canaries | None = None
     ) -> Callable[P, R]:
-        """Return ``function``, a reward function or verifier, measured by ``name`` whenever the loop calls it.
+        """Return a wrapper around ``function``, a reward function or verifier, that measures it under ``name`` at every
+        call.
 
-        It gets the same arguments and gives the same result, or raises the same exception. Recorded of each step are
-        the shares of calls that raised or timed out, of answers without a reward (None or NaN) and of calls that gave
-        every answer the same, and the seconds of a call. A result that is a list, tuple, array or tensor on the CPU is
-        one reward for each answer; of anything else only errors and time are known. Exceptions that the function
-        catches itself are counted where its check is decorated with
+        The wrapper has the same arguments, result and exceptions. For each step it records the share of calls that
+        raised or timed out, the share of answers without a reward (None or NaN), the share of calls with the same
+        reward for every answer, and the seconds of a call. A result that is a list, tuple, array or tensor on the CPU
+        has one reward for each answer; for other results only errors and time are recorded. Exceptions that the
+        function catches itself are counted if its check is decorated with
         :func:`rlwatch.integrations.verifiers.count_errors`.
 
         ``canaries`` are calls whose answer is known to be right or wrong
-        (:class:`~rlwatch.integrations.canaries.Canary`): ``function`` is called with each now, and in :meth:`step`
-        every ten steps, on a thread of its own. It returns one reward for it, or a list of one.
+        (:class:`~rlwatch.integrations.canaries.Canary`). ``function`` is called with each canary now, and in
+        :meth:`step` every ten steps, on a background thread. It has to return one reward for it, or a list of one.
 
         Raises
         ------
         ConfigError
-            If ``function`` cannot be called, or ``name`` is empty or given twice; if it cannot score a canary.
+            If ``function`` is not callable, if ``name`` is empty or given twice, or if a canary cannot be scored.
 
         >>> import torch
         >>> watcher = Watcher(store="memory://verifier-doctest")
@@ -538,22 +550,22 @@ class Watcher(Steering):
         rollout_experts: Rows = None,
         responses: Any = None,
     ) -> None:
-        """Look at one micro-batch of B responses, T tokens wide; call it once for each forward of the loss.
+        """Measure one micro-batch of B responses, T tokens wide. Call it once for each forward pass of the loss.
 
-        Everything may carry a graph (it is detached), be of any floating dtype, and be padded, nested, or a list of
-        B rows. Needed are ``logp`` (or ``logits`` with ``ids``) and, where rows are padded, ``mask``; all else adds
-        what it adds.
+        Inputs may carry a graph (they are detached), be of any floating dtype, and be padded, nested, or a list of
+        B rows. Required are ``logp`` (or ``logits`` with ``ids``) and, where rows are padded, ``mask``. Every other
+        input adds the metrics that depend on it.
 
         Parameters
         ----------
         logp
             (B, T) log-probs of the sampled tokens under the policy being updated, nats.
         mask
-            (B, T) the tokens the loss counts: bool, or 0 and 1. Of nested rows: by default all there are.
+            (B, T) mask of the tokens that the loss counts: bool, or 0 and 1. For nested rows the default is all tokens.
         advantages
-            (B,), (B, 1) or (B, T).
+            (B,), (B, 1) or (B, T) advantages of responses or tokens.
         old_logp
-            (B, T) log-probs when the update began, nats; leave it out where a batch is used for one update.
+            (B, T) log-probs when the update began, nats; leave it out if a batch is used for one update.
         ref_logp
             (B, T) log-probs under the frozen reference, nats.
         rollout_logp
@@ -561,31 +573,32 @@ class Watcher(Steering):
         entropy
             (B, T) entropy of the whole next-token distribution, nats.
         logits
-            (B, T, V) such that ``logits[:, t]`` chose ``ids[:, t]``: gives ``entropy``, and ``logp`` if left out, in
-            bounded memory, at the cost of a pass over the logits.
+            (B, T, V) logits such that ``logits[:, t]`` predicts ``ids[:, t]``. ``entropy`` and, if left out, ``logp``
+            are computed from them, in bounded memory, at the cost of a pass over the logits.
         ids
             (B, T) ids of the sampled tokens.
         environment
-            (B, T) tokens that a tool or a user wrote, which the loss must not count.
+            (B, T) mask of the tokens that a tool or a user wrote, which the loss must not count.
         staleness
             (B,) policy versions between the rollout and this update.
         experts, rollout_experts
-            (B, T, layers, k) experts a token was routed to, in the trainer and in the rollout engine.
+            (B, T, layers, k) experts to which a token was routed, in the trainer and in the rollout engine.
         responses
-            (B,) indices of these responses in the last :meth:`rollouts`, from 0, so that the culprits of a spike have
-            prompt, group, task and reward. Not needed if both calls were given ``ids`` of the same width.
+            (B,) indices of these responses in the last :meth:`rollouts`, from 0, so that the tokens that cause a spike
+            are reported with prompt, group, task and reward. Not needed if both calls got ``ids`` of the same width.
         """
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
         self._given(**inputs)
         self._look("observe", self.collector.observe, inputs)
 
     def forward(self, compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return ``compute(*args, **kwargs)``, the forward pass of the loss, kept so that it can be run again.
+        """Return ``compute(*args, **kwargs)``, the forward pass of the loss, and keep the call so that it can be
+        repeated.
 
-        It returns log-probs (B, T), or a tuple with them, and perhaps entropies, in it; pass those very tensors to
-        :meth:`observe`, and make the loss of them. When the gradient spikes, :meth:`gradients` runs it again without
-        a graph, with displaced copies of the weights, to see which tokens did it. Arguments are kept until
-        :meth:`step`: the loop must not write over them before. What ``compute`` raises passes.
+        ``compute`` returns log-probs (B, T), or a tuple that contains them and perhaps entropies. Pass those very
+        tensors to :meth:`observe`, and compute the loss from them. When the gradient spikes, :meth:`gradients` repeats
+        the pass without a graph, with displaced copies of the weights, to find the tokens that caused it. Arguments are
+        kept until :meth:`step`: the loop must not overwrite them before. Exceptions of ``compute`` propagate.
         """
         before = self.seam.attempt("forward", RandomState.now) if self.collector.localises else None
         result = compute(*args, **kwargs)
@@ -598,27 +611,27 @@ class Watcher(Steering):
     def synced(self, engine: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
         """Compare the rollout engine's weights with the model's. Call it right after a weight sync.
 
-        Up to 512 elements of each tensor are compared, others at each sync, after a cast to the engine's dtype; of
-        ``model`` they must be equal to the bit, of a LoRA adapter that was merged to within rounding. Recorded are
-        the share of tensors that differ, by layer and in all, how far the farthest is away, and which share of the
-        model was compared. Names of wrappers do not count, and the fused modules of vLLM (``qkv_proj``,
-        ``gate_up_proj``) are known. Quantised tensors, those that tensor parallelism cuts and models under FSDP1 are
-        not compared. It reads only, and waits for no device unless the engine is on another one.
+        Up to 512 elements of each tensor are compared, other ones at each sync, after a cast to the engine's dtype.
+        They must be equal to the bit, except that a merged LoRA adapter may differ by rounding. Recorded are the share
+        of tensors that differ (by layer and in all), the largest difference, and the share of the model that was
+        compared. Names of wrappers do not count, and the fused modules of vLLM (``qkv_proj``, ``gate_up_proj``) are
+        known. Quantised tensors, tensors divided by tensor parallelism, and models under FSDP1 are not compared. The
+        call only reads, and waits for no device unless the engine is on another one.
 
         Parameters
         ----------
         engine
-            The engine's module, its state, or pairs of name and tensor. It must be awake: memory that an engine gave
-            back cannot be read.
+            The engine's module, its state dict, or pairs of name and tensor. The engine must be awake: memory that it
+            has released cannot be read.
         """
         self._given(engine=engine)
         self._look("synced", self.collector.synced, engine)
 
     def gradients(self) -> None:
-        """Read the gradients: after the last ``backward()`` of the step, before they are clipped.
+        """Measure the gradients. Call it after the last ``backward()`` of the step, before gradients are clipped.
 
-        Before or after ``scaler.unscale_(optimizer)`` makes no difference. Several calls in a step: the last counts.
-        Of Megatron's models: after ``finalize_model_grads``, before the optimizer's step.
+        It may be called before or after ``scaler.unscale_(optimizer)``. If it is called several times in a step, the
+        last call counts. For Megatron's models call it after ``finalize_model_grads``, before the optimizer's step.
         """
         self._given(gradients=True)
         self._look("gradients", self.collector.gradients)
@@ -632,20 +645,21 @@ class Watcher(Steering):
         grad_norm: float | Tensor | None = None,
         **scalars: float | Tensor,
     ) -> None:
-        """End an optimizer step: what was observed since the last call is recorded as ``step``.
+        """End an optimizer step: record the measurements since the last call as the row of ``step``.
 
         Parameters
         ----------
         step
-            Optimizer steps done, this one included, an integer >= 0; by default one more than the last.
+            Number of optimizer steps so far, this one included, an integer >= 0; by default one more than the last.
         loss
-            As the loop takes it, in its own unit.
+            The loss of the step, in the loop's own unit.
         lr
             Learning rate of this step; by default that of the optimizer when the step was first observed.
         grad_norm
-            What ``clip_grad_norm_`` returned, if :meth:`gradients` is not called.
+            The result of ``clip_grad_norm_``, if :meth:`gradients` is not called.
         scalars
-            More numbers of the step, by their canonical names, a trainer's or your own. Tensors are not waited for.
+            More numbers of the step, by rlwatch's canonical names, a trainer's names or your own. The call does not
+            wait for tensors on a device.
         """
         inputs = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
         self._given(**inputs)
@@ -670,7 +684,7 @@ class Watcher(Steering):
 
 
 def _signature() -> inspect.Signature:
-    """Return the signature with every setting by name, for ``help()`` and notebooks."""
+    """Return the signature of the watcher with every setting by name, for ``help()`` and notebooks."""
     own = list(inspect.signature(Watcher.__init__).parameters.values())[1:-1]
     settings = [
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)

@@ -41,19 +41,21 @@ if TYPE_CHECKING:
 
 
 TOKENS = ("entropy", "old_logp", "ref_logp", "rollout_logp", "ids", "environment")
-"""(B, T)."""
+"""Inputs of shape (B, T), one value for each token."""
 RESPONSES = ("staleness",)
-"""(B,)."""
+"""Inputs of shape (B,), one value for each response."""
 ROUTES = ("experts", "rollout_experts")
-"""(B, T, layers, k)."""
+"""Inputs of shape (B, T, layers, k)."""
 OF_THE_LOSS = ("clip", "dual_clip", "truncation", "off_policy_delta", "eos")
-"""The same for every micro-batch."""
+"""Settings of the loss, the same for every micro-batch."""
 WHOLE = ("ids", *ROUTES)
-"""Integers: indices, not measurements."""
+"""Inputs that must be integers, because they are indices, not measurements."""
 
 
 def why_misfit(misfit: Exception) -> str:
-    """Describe a misfit: rlwatch's own and torch's messages unchanged, others with their type."""
+    """Return the reason why an input does not fit, as text: rlwatch's and torch's messages unchanged, others with their
+    type.
+    """
     return str(misfit) if type(misfit) in (ValueError, TypeError, RuntimeError, MisfitError) else described(misfit)
 
 
@@ -61,14 +63,16 @@ NO_DATA = "it is on the meta device, which holds no data"
 
 
 class MisfitError(ValueError):
-    """Raised for an input whose shape or type does not fit its name."""
+    """Error for an input whose shape or type does not fit its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Settings of the loss, for every micro-batch: fields of ``TokenBatch``, and the temperature of the logits.
+    """Settings of the loss, the same for every micro-batch.
 
-    ``eos``: ids that end a response.
+    ``clip`` is (low, high) of a PPO clip, ``dual_clip`` the cap of dual-clip PPO, ``truncation`` the largest importance
+    weight. ``off_policy_delta`` is the threshold of a sequence mask in nats per token. ``eos`` are the ids that end a
+    response, and logits are divided by ``temperature``.
     """
 
     clip: tuple[float, float] | None = None
@@ -81,13 +85,13 @@ class LossSettings:
 
 @dataclass(slots=True)
 class BatchReader:
-    """Reads one micro-batch; ``refused`` maps each input that was left out to the reason."""
+    """Reader of one micro-batch of a custom loop; ``refused`` maps each input that was left out to the reason."""
 
     settings: LossSettings
     refused: dict[str, str] = field(default_factory=dict)
 
     def read(self, inputs: Mapping[str, Any]) -> TokenBatch | None:
-        """Return the batch, or None if it has no tokens, or no valid ``logp`` or ``mask``."""
+        """Return the batch of tokens from ``inputs``, or None if it has no tokens, or no valid ``logp`` or ``mask``."""
         given = {name: value for name, value in inputs.items() if value is not None}
         if "logits" in given:
             self._try("logits", self._from_logits, given)
@@ -176,14 +180,14 @@ def _paired(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def there(x: Any) -> Any:
-    """Return ``x`` if it holds data, else None."""
+    """Return ``x`` unchanged. Raises ``MisfitError`` if it is a tensor on the meta device, which holds no data."""
     if isinstance(x, Tensor) and x.is_meta:
         raise MisfitError(NO_DATA)
     return x
 
 
 def measured(x: Any) -> Any:
-    """Return ``x`` if it can be measured on its device, else None."""
+    """Return ``x`` unchanged. Raises ``MisfitError`` if it is a DTensor or complex, which cannot be measured."""
     if not isinstance(x, Tensor):
         return x
     if hasattr(x, "full_tensor"):
@@ -254,11 +258,14 @@ def _packed(x: Tensor) -> str:
 # An input with another number of responses than the first, or that cannot be read, is left out with the reason.
 
 WIDE = ("ids", "mask")
-"""(B, T); all others are (B,)."""
+"""Inputs of a generation with shape (B, T); all others are (B,)."""
 
 
 class GenerationReader:
-    """Reads the generations of a run. ``refused`` maps inputs left out of the last one to the reasons."""
+    """Reader of the generations of a run; ``refused`` maps inputs left out of the last generation to the reasons.
+
+    ``eos`` are the token ids that end a response.
+    """
 
     def __init__(self, eos: tuple[int, ...] = ()) -> None:
         self.refused: dict[str, str] = {}
@@ -266,7 +273,7 @@ class GenerationReader:
         self._tasks = TaskNames()
 
     def read(self, inputs: Mapping[str, Any]) -> ResponseBatch | None:
-        """Return the batch, or None if no input fits."""
+        """Return the batch of responses from ``inputs``, or None if no input fits."""
         self.refused = {}
         fitting = self._fitting({name: value for name, value in inputs.items() if value is not None})
         while fitting:
@@ -337,11 +344,13 @@ COLUMNS = {
     "rewards": "reward", "advantages": "advantage", "kl": "kl", "lengths": "length", "tasks": "task",
     "prompt_index": "prompt_index",
 }  # fmt: skip
-"""Inputs that are recorded with the text -> their column names."""
+"""Input of ``Watcher.rollouts`` that is recorded with kept text -> its column name."""
 
 
 class Samples(SampledText):
-    """The text of a loop's generations. Uses only inputs that are on the CPU already."""
+    """Text of a custom loop's generations: a few completions are kept or measured. Uses only inputs that are on the
+    CPU.
+    """
 
     def __init__(
         self, run: Run, *, keep: KeepCompletions | None = None, measure: bool = True, tokenizer: Any = None
@@ -350,7 +359,9 @@ class Samples(SampledText):
         self._run = run
 
     def offer(self, step: int, inputs: Mapping[str, Any]) -> None:
-        """Process the generation that ``step`` trains on, as passed to ``rollouts``."""
+        """Keep and measure completions of the generation that ``step`` trains on, if due. ``inputs`` are those of
+        ``rollouts``.
+        """
         texts = _listed(inputs.get("completions"))
         self._offer(
             self._run,

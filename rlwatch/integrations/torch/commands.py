@@ -1,4 +1,6 @@
-"""Commands to a custom loop, by the means that the user gave, and their effects that outlive the process."""
+"""Commands to a custom loop, executed with the functions that the user gave, and their effects that must survive a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ BASE_IS_REFERENCE = (
 
 @dataclass(slots=True)
 class Means:
-    """Objects and functions that commands need. A command is refused, with the name, if one of its needs is missing."""
+    """Objects and functions of the loop that commands need. A command is refused, with the name, if one that it needs
+    is missing.
+    """
 
     model: nn.Module | None = None
     ref_model: nn.Module | None = None
@@ -54,12 +58,14 @@ class Means:
     """The loop's own settings, by the command that changes each."""
 
     def read_kl_coef(self) -> float | None:
-        """Return the coefficient of the KL term as the loop has it."""
+        """Return the loop's current coefficient of the KL term, or None if the user gave none."""
         return self.kl_coef() if callable(self.kl_coef) else self.kl_coef
 
     def rates(self) -> dict[str, float | Tensor]:
-        """Return the learning rates the optimizer would step with now: of its first parameter group, and the largest of
-        several.
+        """Return the learning rates with which the optimizer would step now.
+
+        ``optim/lr`` is that of its first parameter group, ``optim/lr_max`` the largest of several groups. A rate that
+        is a tensor stays on its device.
         """
         groups = [] if self.optimizer is None else list(self.optimizer.param_groups)
         rate = groups[0].get(FIXED, groups[0].get("lr")) if groups else None
@@ -73,7 +79,10 @@ class Means:
         return {"optim/lr": first} | ({"optim/lr_max": known["optim/lr_max"] * lowered} if len(known) > 1 else {})
 
     def anchored(self) -> Anchored:
-        """Policy, reference and optimizer, for a reset."""
+        """Return policy, reference and optimizer, for a reset of the reference.
+
+        Raises ``RLWatchError`` if the watcher has no model, or if the reference is the base model of an adapter.
+        """
         if self.model is None:
             raise RLWatchError("Watcher was made without model=, so there is nothing to reset the reference to")
         adapters = getattr(unwrapped(self.model), "peft_config", None)
@@ -82,61 +91,78 @@ class Means:
         return Anchored(self.model, self.ref_model, [] if self.optimizer is None else [self.optimizer])
 
     def holdings(self) -> Holdings:
-        """Return what a snapshot is made of."""
+        """Return the objects that a snapshot copies. Raises ``RLWatchError`` if the watcher has no model."""
         if self.model is None:
             raise RLWatchError("Watcher was made without model=, so there is nothing to take a snapshot of")
         return Holdings(self.model, self.optimizers(), [] if self.scheduler is None else [self.scheduler], self.scaler)
 
     def synced(self) -> str:
-        """Make the loop send its weights to the rollout engine; returns a message."""
+        """Call the loop's function that sends the weights to the rollout engine; return a message.
+
+        Raises ``RLWatchError`` if the user gave no such function.
+        """
         if self.sync_weights is None:
             raise RLWatchError("Watcher was made without sync_weights=, so it does not know how to send the weights")
         self.sync_weights()
         return "the loop has sent the weights"
 
     def optimizers(self) -> list[Any]:
-        """Return the optimizer, if there is one."""
+        """Return a list with the optimizer, empty if there is none."""
         return [] if self.optimizer is None else [self.optimizer]
 
     def rolled_back(self, step: int) -> str:
-        """Make the loop drop rollouts sampled with the undone weights; returns a message."""
+        """Call the loop's function for a roll-back to ``step``, which drops rollouts sampled with the undone weights.
+
+        Returns a message, "" if the user gave no such function.
+        """
         if self.on_rollback is None:
             return ""
         self.on_rollback(step)
         return "the loop was notified"
 
     def paced(self) -> Paced:
-        """Optimizer and scheduler, which set the learning rate."""
+        """Return the optimizer and the scheduler, which set the learning rate."""
         schedulers = [] if self.scheduler is None else [self.scheduler]
         return Paced(self.optimizers(), schedulers)
 
     def kept(self) -> int | None:
-        """Return None, because the loop is assumed to keep all checkpoints."""
+        """Return None, because the loop is assumed to keep all its checkpoints.
+
+        Raises ``RLWatchError`` if the user gave no function that saves a checkpoint.
+        """
         if self.save is None:
             raise RLWatchError("Watcher was made without save=, so it does not know how to save a checkpoint")
         return None
 
     def save_now(self) -> str:
-        """Save a checkpoint by the loop's own function; returns a message."""
+        """Save a checkpoint by the loop's own function, and return a message. Raises ``RLWatchError`` without such a
+        function.
+        """
         self.kept()
         where = self.save() if self.save is not None else None
         return f"saved to {where}" if where else "saved"
 
     def changeable_kl_coef(self) -> float:
-        """Return the coefficient of the KL term, if it can be changed."""
+        """Return the current coefficient of the KL term. Raises ``RLWatchError`` if the user gave no function that sets
+        it.
+        """
         value = self.read_kl_coef()
         if self.set_kl_coef is None or value is None:
             raise RLWatchError("Watcher was made without kl_coef= and set_kl_coef=, so the coefficient is out of reach")
         return float(value)
 
     def change_kl_coef(self, value: float) -> None:
-        """Change the coefficient."""
+        """Set the coefficient of the KL term to ``value`` by the loop's own function."""
         if self.set_kl_coef is not None:
             self.set_kl_coef(value)
             self.kl_coef = self.kl_coef if callable(self.kl_coef) else value
 
     def stop(self, save: bool) -> str:
-        """Make the loop end at its next check; returns a message."""
+        """Make the loop end at its next read of ``should_stop``, after saving a checkpoint if ``save``. Return a
+        message.
+
+        Raises ``RLWatchError`` if the loop has never read ``should_stop``.
+        """
         if not self.heeds_stop:
             raise RLWatchError("this loop has not asked watcher.should_stop so far, so it would go on")
         saved = f"{self.save_now()}; " if save and self.save is not None else ""
@@ -145,11 +171,14 @@ class Means:
 
 
 Adjustable = tuple[Callable[[], Any], Callable[..., Any]]
-"""A loop's functions that read a setting and write it."""
+"""Pair of a loop's functions that read a setting and write it."""
 
 
 def settings_of(adjustable: Mapping[str, Adjustable]) -> dict[str, Setting]:
-    """Return the loop's settings by command. Raises ``ConfigError`` for an unknown command, and for no functions."""
+    """Return the loop's settings by the command that changes each, from pairs of functions.
+
+    Raises ``ConfigError`` for an unknown command, or for a value that is no pair of functions.
+    """
     found = {}
     for kind, functions in adjustable.items():
         if kind not in ADJUSTABLE:
@@ -169,11 +198,17 @@ def _set(write: Callable[..., Any], values: Values) -> None:
     write(**values)
 
 
-# The handlers, and what of them outlives the process.
+# The handlers of commands, and their effects that must survive a restart.
 
 
 class CommandController:
-    """Obeys the run's commands, and keeps in checkpoints what must outlive the process. One on every rank."""
+    """Executor of the run's commands in a custom loop, which saves their lasting effects in checkpoints. One on every
+    rank.
+
+    ``means`` are the loop's objects and functions, ``seam`` is the error boundary that leads to the run. ``step``
+    returns the step that has ended, ``latest`` the newest metrics. ``snapshots`` are the settings of snapshots (None:
+    off).
+    """
 
     def __init__(
         self,
@@ -216,12 +251,12 @@ class CommandController:
             self._seam.attempt("snapshot", self.snapshots.look, self._step())
 
     def saved(self, checkpoint: Path) -> None:
-        """The loop has written ``checkpoint``, a directory: keep with it what it leaves out."""
+        """Add a reset reference and changed settings to ``checkpoint``, a directory that the loop has just written."""
         self._reference.save(checkpoint, self._controller, self._step())
         self._settings.save(checkpoint)
 
     def resumed(self, checkpoint: Path) -> None:
-        """The loop has read ``checkpoint``: take up what was kept with it."""
+        """Restore the reference and the settings in ``checkpoint``, a directory that the loop has just read."""
         self._reference.restore(checkpoint, self._controller, self._step())
         self._settings.restore(checkpoint, self._controller, self._step())
         if self.snapshots is not None:

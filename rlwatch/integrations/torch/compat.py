@@ -21,7 +21,7 @@ from rlwatch.tensors import megatron
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatcherSettings:
-    """Settings of a loop of one's own, which :class:`rlwatch.Watcher` takes by name or as this one object.
+    """Settings of a custom loop, which :class:`rlwatch.Watcher` takes by name or as this one object.
 
     >>> WatcherSettings(clip=0.2, eos=2).loss().clip
     (0.2, 0.2)
@@ -29,56 +29,60 @@ class WatcherSettings:
     Parameters
     ----------
     clip, dual_clip, truncation, off_policy_delta
-        Of the loss, so that what it clips is counted: (low, high) of a PPO clip [1 - low, 1 + high], or one
-        number for both; the cap on -r A of dual-clip PPO; the largest weight of truncated importance sampling;
-        the threshold of an off-policy sequence mask, nats per token.
+        Settings of the loss, so that clipped tokens are counted. ``clip`` is (low, high) of a PPO clip [1 - low, 1 +
+        high], or one number for both. ``dual_clip`` is the cap on -r A of dual-clip PPO. ``truncation`` is the largest
+        weight of truncated importance sampling. ``off_policy_delta`` is the threshold of an off-policy sequence mask,
+        in nats per token.
     kl_coef, set_kl_coef
-        Weight of the KL term, or a function that returns it; a function that sets it, for the command ``set-kl-coef``.
+        Weight of the KL term, or a function that returns it; and a function that sets it, for the command
+        ``set-kl-coef``.
     save
-        Saves a checkpoint and returns where, for the command ``save-checkpoint``. Every rank calls it.
+        Function that saves a checkpoint and returns its place, for the command ``save-checkpoint``. Every rank calls
+        it.
     temperature
         Sampling temperature, by which ``logits`` given to ``Watcher.observe`` are divided.
     eos
-        Id or ids that end a response, so that responses that never end are counted; by default the tokenizer's.
+        Id or ids of the tokens that end a response, so that responses that never end are counted; by default the
+        tokenizer's.
     tokenizer
-        As Hugging Face's: for ``text``, and to see whether sampled ids survive decoding.
+        A tokenizer with Hugging Face's interface: for ``text``, and to check that sampled ids survive decoding.
     text, completions
-        Whether to keep the text of extreme tokens with their ids, and a few completions now and then (how few:
-        :class:`~rlwatch.integrations.completions.KeepCompletions`). Off: no text leaves the trainer.
+        ``text``: keep the text of extreme tokens with their ids. ``completions``: keep a few completions at intervals
+        (:class:`~rlwatch.integrations.completions.KeepCompletions`). If both are off, no text leaves the trainer.
     level
         ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
     localise
-        Whether ``Watcher.gradients`` names the tokens responsible when the gradient spikes or is not finite: True,
-        False, or when and how closely (:class:`~rlwatch.integrations.localising.Localise`). It needs
-        ``Watcher.forward``, and waits for the device once a step, for the norm. By default in a loop of one process;
-        with several ranks every rank must ask for it. Not of a model that Megatron cuts over ranks or whose gradients
-        it holds.
+        Report from ``Watcher.gradients`` the tokens that cause a spike of the gradient or a gradient that is not
+        finite: True, False, or settings (:class:`~rlwatch.integrations.localising.Localise`). It needs
+        ``Watcher.forward``, and waits for the device once a step, for the norm. By default it is on in a loop of one
+        process. With several ranks every rank must switch it on. It is not possible for a model whose gradients
+        Megatron holds or divides over ranks.
     rows
-        How to cut the arguments of ``Watcher.forward`` to some of its sequences, for a spike: called with a list of row
-        numbers and those arguments, it returns a tuple of arguments for these rows only. By default whatever has one
-        row for each sequence is cut (tensors, lists, what mappings and objects hold, what the function closes over).
-        Either way what comes out is compared with what the sequence gave among the others.
+        Function that restricts the arguments of ``Watcher.forward`` to some of its sequences, for a spike. It is called
+        with a list of row numbers and those arguments, and returns a tuple of arguments for these rows only. By default
+        every value with one row for each sequence is restricted (tensors, lists, contents of mappings and objects,
+        variables that the function closes over). The result is always compared with what the sequence gave among the
+        others.
     strict
-        Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
+        Raise ``ConfigError`` if an input does not fit: to try a loop out, not to train.
     snapshots
-        Whether to keep snapshots of ``model``, ``optimizer``, ``scheduler`` and ``scaler``: True, False, or how often
-        and at what price (:class:`~rlwatch.integrations.snapshots.Snapshots`). The first is taken now, the others by
-        ``Watcher.obey``.
+        Keep snapshots of ``model``, ``optimizer``, ``scheduler`` and ``scaler``: True, False, or settings
+        (:class:`~rlwatch.integrations.snapshots.Snapshots`). The first is taken now, the others by ``Watcher.obey``.
     on_rollback
-        Called in ``Watcher.obey`` with the step whose state was put back by the command ``rollback``: drop rollouts
-        that wait to be trained on, and send the weights to the rollout engine. If another rank then fails
-        to do the same, what was there comes back, and it is called with the step that has ended.
+        Called in ``Watcher.obey`` with the step whose state the command ``rollback`` restored: drop rollouts that wait
+        to be trained on, and send the weights to the rollout engine. If another rank then fails to restore it, the
+        state before is restored, and the function is called with the step that has ended.
     sync_weights
-        Sends the weights to the rollout engine: for ``sync-weights``.
+        Function that sends the weights to the rollout engine, for the command ``sync-weights``.
     adjustable
         Settings of the loop that commands may change: ``set-clip``, ``set-grad-clip``, ``set-entropy-coef`` or
         ``set-is-correction`` -> ``(read, write)``. ``read()`` returns the values by the command's argument names, or
-        the value where it has one; ``write(**values)`` sets them.
+        the value itself if the command has one. ``write(**values)`` sets them.
 
     Raises
     ------
     ConfigError
-        If a function cannot be called.
+        If a function is not callable.
     """
 
     clip: float | tuple[float, float] | None = None
@@ -112,7 +116,7 @@ class WatcherSettings:
         )
 
     def loss(self) -> LossSettings:
-        """Return the settings of the loss. Raises ``ConfigError``."""
+        """Return the settings that describe the loss. Raises ``ConfigError`` for a value out of range."""
         return LossSettings(
             clip=clip_of(self.clip),
             dual_clip=positive("dual_clip", self.dual_clip),
@@ -123,7 +127,9 @@ class WatcherSettings:
         )
 
     def commanded(self, means: Means) -> Means:
-        """Return ``means`` with the loop's own functions for commands. Raises ``ConfigError``."""
+        """Return ``means`` with the loop's own functions for commands added. Raises ``ConfigError`` for an invalid
+        ``adjustable``.
+        """
         return replace(
             means,
             save=self.save,
@@ -139,14 +145,16 @@ NAMES = frozenset(each.name for each in fields(WatcherSettings))
 
 
 def divided(settings: WatcherSettings | None, arguments: Mapping[str, Any]) -> tuple[WatcherSettings, dict[str, Any]]:
-    """Return the settings, with those that ``arguments`` give by name, and the arguments that are none."""
+    """Return ``settings`` with the fields that ``arguments`` override, and the other arguments, which are for
+    :func:`rlwatch.init`.
+    """
     own = {name: value for name, value in arguments.items() if name in NAMES}
     others = {name: value for name, value in arguments.items() if name not in NAMES}
     return replace(settings or WatcherSettings(), **own), others
 
 
 def check_models(model: Any, ref_model: Any) -> None:
-    """Raises ``ConfigError`` for what is no module, and for a reference that is the policy itself."""
+    """Raise ``ConfigError`` if a model is no ``torch.nn.Module``, or if the reference is the policy itself."""
     for name, given in (("model", model), ("ref_model", ref_model)):
         if given is not None and not isinstance(given, nn.Module):
             raise ConfigError(f"{name} must be a torch.nn.Module, got {type(given).__name__}")
@@ -161,25 +169,25 @@ HIDDEN = (
 
 
 def hides_gradients(model: nn.Module | None) -> bool:
-    """Return True if spikes of its gradient cannot be localised: it is Megatron's."""
+    """Return True if spikes of the gradient of ``model`` cannot be localised, because it is a model of Megatron."""
     return model is not None and megatron.divided(model)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raises ``ConfigError`` for what has no ``param_groups``."""
+    """Raise ``ConfigError`` if ``optimizer`` is not None and has no ``param_groups``."""
     if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), Sequence):
         raise ConfigError(f"optimizer must have param_groups, as torch.optim's do; got {type(optimizer).__name__}")
 
 
 def check_callables(**given: Any) -> None:
-    """Raises ``ConfigError`` naming the argument that cannot be called."""
+    """Raise ``ConfigError`` with the name of the argument if a given value is neither None nor callable."""
     for name, value in given.items():
         if value is not None and not callable(value):
             raise ConfigError(f"{name} must be a function, got {value!r}")
 
 
 def check_verifier(name: Any, function: Any, known: Collection[str]) -> None:
-    """Raises ``ConfigError`` for a name that is no text or is taken, or for what cannot be called."""
+    """Raise ``ConfigError`` if ``name`` is no text or is in ``known``, or if ``function`` is not callable."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"verifier: name must be a text that names the function, got {name!r}")
     if name in known:
@@ -189,13 +197,15 @@ def check_verifier(name: Any, function: Any, known: Collection[str]) -> None:
 
 
 def check_run(run: Any, init_arguments: Mapping[str, Any]) -> None:
-    """A run that exists takes no settings. Raises ``ConfigError``."""
+    """Raise ``ConfigError`` if ``run`` is given together with arguments for a new run."""
     if run is not None and init_arguments:
         raise ConfigError(f"run= is given, so {next(iter(init_arguments))}= has no effect; give one or the other")
 
 
 def clip_of(clip: Any) -> tuple[float, float] | None:
-    """(low, high) of a PPO clip; a number is both. Raises ``ConfigError``."""
+    """Return (low, high) of a PPO clip [1 - low, 1 + high]; one number means both. Raises ``ConfigError`` for other
+    values.
+    """
     if clip is None:
         return None
     pair = (clip, clip) if _is_number(clip) else clip
@@ -205,7 +215,10 @@ def clip_of(clip: Any) -> tuple[float, float] | None:
 
 
 def eos_of(eos: Any, tokenizer: Any = None) -> tuple[int, ...]:
-    """Return ids that end a response; a number is one, none given are the tokenizer's. Raises ``ConfigError``."""
+    """Return the token ids that end a response, from one id or a sequence; by default the tokenizer's.
+
+    Raises ``ConfigError`` for other values.
+    """
     ids = (eos,) if _is_id(eos) else eos
     if not isinstance(ids, Sequence) or not all(_is_id(x) for x in ids):
         raise ConfigError(f"eos must be a token id or a list of them, got {eos!r}")
@@ -214,7 +227,10 @@ def eos_of(eos: Any, tokenizer: Any = None) -> tuple[int, ...]:
 
 
 def decoder_of(tokenizer: Any) -> Decode | None:
-    """Return a function from token ids to text. Raises ``ConfigError`` for a tokenizer without ``decode``."""
+    """Return a function that converts token ids to text, or None without a tokenizer.
+
+    Raises ``ConfigError`` for a tokenizer without ``decode``.
+    """
     if tokenizer is None:
         return None
     if not callable(getattr(tokenizer, "decode", None)):
@@ -223,7 +239,9 @@ def decoder_of(tokenizer: Any) -> Decode | None:
 
 
 def positive(name: str, value: Any) -> float | None:
-    """Return a number above 0, or None. Raises ``ConfigError``."""
+    """Return ``value`` as a float, or None if it is None. Raises ``ConfigError``, with ``name``, unless it is above
+    0.
+    """
     if value is None:
         return None
     if not _is_number(value) or not value > 0:

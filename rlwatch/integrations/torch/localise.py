@@ -1,4 +1,4 @@
-"""The forward passes of a custom loop, kept so that a spike of the gradient can be localised."""
+"""Forward passes of a custom loop, kept so that a spike of the gradient can be localised by repeating them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from rlwatch.gradloc.rerun import out_of_memory
 from rlwatch.tensors.padded import places_of
 from rlwatch.tensors.tokens import TokenBatch
 
-# Arguments of a loop's own forward, cut to some of its sequences.
+# Arguments of a loop's own forward pass, restricted to some of its sequences.
 
 
 DEEP = 4
-"""Levels of lists, mappings and objects within each other that are looked through."""
+"""Number of levels of lists, mappings and objects within each other that are searched."""
 
 
 class Cut:
-    """Cuts values with one entry for each of ``count`` sequences to ``rows``; :attr:`changed`: some value was cut.
+    """Function object that restricts values with one entry for each of ``count`` sequences to the sequences ``rows``.
 
-    Tensors and arrays are cut in the first dimension if that has ``count`` entries, else in the first that has; lists
-    in theirs. Nested tensors, tensor dictionaries, mappings, tuples and plain objects are copied with what they hold
-    cut. A function is made anew with the variables it closes over (and its defaults) cut. Parameters, modules and all
-    else are unchanged. Originals are not modified. The caller must check the result of the function, because another
-    dimension may have the same size by chance.
+    Tensors and arrays are restricted in the first dimension with ``count`` entries, lists in theirs. Nested tensors,
+    tensor dictionaries, mappings, tuples and plain objects are copied with their contents restricted. A function is
+    created anew with the variables that it closes over (and its defaults) restricted. Parameters, modules and other
+    values are unchanged. Originals are not modified. The caller must check the result of the function, because another
+    dimension may have the same size by chance. :attr:`changed` is True once a value was restricted.
     """
 
     def __init__(self, count: int, rows: Sequence[int]) -> None:
@@ -45,13 +45,13 @@ class Cut:
         self._rows = list(rows)
 
     def __call__(self, value: Any, deep: int = DEEP) -> Any:
-        """Return ``value`` cut."""
+        """Return ``value`` restricted to the sequences; ``deep`` is the number of levels to search."""
         cut = self._array(value) if isinstance(value, Tensor | np.ndarray) else self._holder(value, deep)
         self.changed |= cut is not value
         return cut
 
     def function(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``compute`` with what it closes over cut."""
+        """Return ``compute`` with the variables that it closes over restricted to the sequences."""
         if isinstance(compute, partial):
             inner = self.function(compute.func)
             return partial(inner, *map(self, compute.args), **{n: self(v) for n, v in compute.keywords.items()})
@@ -124,7 +124,7 @@ class Cut:
         return made
 
 
-# The forward passes of a loop of one's own, kept so that a spike of the gradient can be localised.
+# The forward passes of a custom loop, kept so that a spike of the gradient can be localised.
 
 
 NOT_RUN = "its log-probs do not come out of Watcher.forward()"
@@ -133,14 +133,17 @@ STRANGE = "it is not what forward() returned, so its gradient cannot be localise
 
 
 Pick = Callable[..., Any]
-"""A loop's own cut: (rows, *arguments of the forward) -> a tuple of its arguments for those sequences only."""
+"""The loop's own function (rows, *arguments of the forward pass) -> a tuple of its arguments for those sequences
+only.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopCall:
-    """One call of the loop's own function; ``logp`` and ``entropy`` are their indices in its result.
+    """One call of the loop's forward pass, with what is needed to repeat it.
 
-    ``shape`` (B, T) is the padded shape of the log-probs, ``pick`` the loop's own function that cuts the arguments.
+    ``logp`` and ``entropy`` are the indices of log-probs and entropies in its result. ``shape`` (B, T) is the padded
+    shape of the log-probs. ``pick`` is the loop's own function that restricts the arguments to some sequences.
     """
 
     compute: Callable[..., Any]
@@ -152,12 +155,12 @@ class LoopCall:
     shape: tuple[int, int] = (1, 0)
 
     def again(self, rows: Sequence[int] | None = None) -> Outputs:
-        """Run the call again, for the sequences ``rows`` (None: all).
+        """Repeat the call for the sequences ``rows`` (None: all), and return its outputs.
 
         Raises
         ------
         Undivided
-            Its arguments cannot be cut, or it fails with cut arguments.
+            If the arguments cannot be restricted to single sequences, or the call fails with restricted arguments.
         """
         if rows is None or self.shape[0] == 1:
             return self._outputs(self.compute(*self.args, **self.kwargs))
@@ -190,7 +193,10 @@ class LoopCall:
 
 @dataclass(slots=True)
 class Ran:
-    """The last forward: its result (with the graph, so kept briefly), and the random states before it."""
+    """The last forward pass: its call, its result (with the graph, so kept briefly), and the random states before it.
+
+    ``drew`` is True if it drew random numbers.
+    """
 
     call: LoopCall
     result: Any
@@ -207,7 +213,7 @@ class SequenceOrigin:
         self._observed: list[tuple[LossPass, Any, Any]] = []
 
     def generated(self, inputs: Mapping[str, Any]) -> None:
-        """Keep a generation, as passed to ``rollouts``; it is only read for a spike."""
+        """Keep the inputs of a generation, as passed to ``Watcher.rollouts``; they are only read for a spike."""
         self._first += self._count
         self._generation = inputs
         sizes = (
@@ -216,15 +222,17 @@ class SequenceOrigin:
         self._count = next(sizes, 0)
 
     def observed(self, one: LossPass, inputs: Mapping[str, Any]) -> None:
-        """Keep a pass, and the indices of its responses in the generation, if the loop gave them."""
+        """Keep the loss pass ``one`` with the indices of its responses in the generation, if the loop gave them in
+        ``inputs``.
+        """
         self._observed.append((one, inputs.get("responses"), inputs.get("ids")))
 
     def forget(self) -> None:
-        """The step is over."""
+        """Drop the kept loss passes at the end of a step."""
         self._observed.clear()
 
     def identify(self, passes: Sequence[LossPass]) -> None:
-        """Set the origin of the sequences of ``passes``. Waits for the device."""
+        """Set the origin and the reward of each sequence of ``passes``. Waits for the device."""
         columns = self._columns()
         for one, responses, ids in self._observed:
             places = _counted(responses) if responses is not None else _found(ids, self._generation.get("ids"))
@@ -264,7 +272,7 @@ class SequenceOrigin:
 
 
 COLUMNS = {"rewards": "reward", "tasks": "task", "prompts": "prompt", "prompt_index": "prompt_index"}
-"""Inputs of ``rollouts`` with one entry for each response -> column of a culprit."""
+"""Input of ``Watcher.rollouts`` with one entry for each response -> column of a reported token."""
 
 
 def _counted(values: Any) -> list[Any] | None:
@@ -285,7 +293,11 @@ def _found(ids: Any, known: Any) -> list[int] | None:
 
 @dataclass(slots=True)
 class LossPasses:
-    """Matches the results of ``forward`` to the inputs of ``observe``. ``missing``: why the last was not kept."""
+    """Matcher of the results of ``Watcher.forward`` to the inputs of ``Watcher.observe``; it keeps matched passes in
+    ``passes``.
+
+    ``missing`` is the reason why the last pass was not kept.
+    """
 
     passes: RecordedPasses
     missing: str = ""
@@ -293,11 +305,15 @@ class LossPasses:
     _ran: Ran | None = field(default=None, init=False)
 
     def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
-        """Keep the result of a forward."""
+        """Keep the result of a forward pass; ``before`` are the random states before it."""
         self._ran = Ran(call, result, before, not before.same(RandomState.now()))
 
     def observed(self, inputs: Mapping[str, Any], tokens: TokenBatch) -> dict[str, str]:
-        """Match the forward to its log-probs, before their backward. Returns invalid inputs and why."""
+        """Match the last forward pass to the observed log-probs, before their backward pass.
+
+        ``inputs`` are those of ``Watcher.observe``, ``tokens`` the batch made of them. Returns invalid inputs with the
+        reasons.
+        """
         ran, self._ran = self._ran, None
         logp, entropy = inputs.get("logp"), inputs.get("entropy")
         if ran is None or not _carries_gradient(logp):
@@ -319,7 +335,7 @@ class LossPasses:
         return {}
 
     def forget(self) -> None:
-        """The step is over."""
+        """Drop the kept passes at the end of a step."""
         self._ran, self.missing = None, ""
         self.origin.forget()
         self.passes.clear()
@@ -353,7 +369,7 @@ def _carries_gradient(logp: Any) -> bool:
 
 
 def _padded(part: Any, width: int) -> Tensor:
-    """(B, at least ``width``) with the graph; rows of unequal length filled with zeros."""
+    """Return (B, at least ``width``) with the graph; rows of unequal length are filled with zeros."""
     if isinstance(part, Tensor) and not part.is_nested:
         return part
     rows = part.unbind() if isinstance(part, Tensor) else part
@@ -361,7 +377,7 @@ def _padded(part: Any, width: int) -> Tensor:
 
 
 ALL = -1
-"""Index that means the result itself."""
+"""Index that means the whole result of a function."""
 
 
 def _part(result: Any, place: int) -> Any:

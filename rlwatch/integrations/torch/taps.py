@@ -1,4 +1,6 @@
-"""Measuring the inputs of a loop: gradients, micro-batches and generations, added to the current step."""
+"""Measurement of the inputs that a custom loop passes: gradients, micro-batches and generations, added to the current
+step.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,15 @@ from rlwatch.tensors.update_size import UpdateSample
 
 UPDATE_TAP = "size of the update"
 IN_FLIGHT = 8
-"""Most steps whose copies are pending; beyond that the oldest is waited for."""
+"""Largest number of steps whose copies from the device are pending; beyond that the oldest is waited for."""
 
 
 @dataclass(slots=True, weakref_slot=True)
 class StepCounter:
-    """Counts steps: ``tally`` is the current step, ``last`` the number of the one before.
+    """Counter of steps, which records each: ``tally`` is the current step's, ``last`` the number of the step before.
 
-    ``delivered`` is called with the step and metrics of every recorded one.
+    ``delivered`` is called with the number and the metrics of every recorded step. ``decode`` converts token ids to
+    text. ``seam`` is the error boundary that leads to the run.
     """
 
     seam: ErrorBoundary
@@ -53,14 +56,14 @@ class StepCounter:
     _begun: float | None = None
 
     def begin(self) -> None:
-        """Start timing the step, at its first input."""
+        """Start to time the step, at its first input; later calls in the step do nothing."""
         if self._begun is None:
             self._begun = time.monotonic()
 
     def add_all(self, numbers: Mapping[str, Any]) -> dict[str, str]:
-        """Add numbers of the step, None if not measured; returns the invalid ones with the reasons.
+        """Add ``numbers`` of the step (None: not measured); return the invalid ones with the reasons.
 
-        Tensors with one element are not waited for. With several ranks each is the mean over them.
+        The call does not wait for tensors of one element. With several ranks the mean over them is recorded.
         """
         refused = {}
         for name, value in numbers.items():
@@ -95,7 +98,7 @@ class StepCounter:
         return self.seam.run is not None and self.seam.run.linked
 
     def seal(self, step: int) -> None:
-        """End the current step and begin the next one."""
+        """End the current step as ``step``, start copying its measurements from the device, and begin the next step."""
         now = time.monotonic()
         if self._begun is not None:
             self.tally.add_number("time/step", now - self._begun)
@@ -106,7 +109,7 @@ class StepCounter:
         self._sealed.append(tally.seal(step, shared=self._linked))
 
     def deliver(self, *, wait: bool = False) -> None:
-        """Record sealed steps, in order; without ``wait`` only those whose copy has arrived."""
+        """Record the ended steps in order; without ``wait`` only those whose copy from the device has arrived."""
         while self._sealed and (wait or len(self._sealed) > IN_FLIGHT or self._sealed[0].ready()):
             sealed = self._sealed.popleft()
             if self.seam.run is not None:
@@ -119,15 +122,15 @@ def _described(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
 
 
-# Gradients per layer, with the loss scale of float16 taken out.
+# Gradients per layer, without the loss scale of float16.
 
 
 def read_gradients(model: nn.Module, optimizer: Any = None, scaler: Any = None, *, rank: int = 0) -> Stats:
     """Return norms of the current gradients of ``model`` that count on this ``rank``; empty if there are none.
 
-    ``scaler`` is the loop's ``torch.amp.GradScaler``, before or after ``unscale_``: either way what is reported is
-    without its scale, and an overflow (how it finds its scale) is a skipped step, not a measurement. Of gradients
-    that are both scaled and sharded nothing is reported: no rank sees whether there was an overflow.
+    ``scaler`` is the loop's ``torch.amp.GradScaler``, before or after ``unscale_``. Either way norms are reported
+    without its scale, and an overflow (by which it finds its scale) is a skipped step, not a measurement. If gradients
+    are both scaled and sharded, nothing is reported: no rank can see an overflow.
     """
     norms = model_norms(model, rank=rank)
     if norms is None:
@@ -148,7 +151,7 @@ def _scale_left(scaler: Any, optimizer: Any) -> Tensor | None:
 
 
 def scales(optimizer: Any, scaler: Any) -> tuple[Tensor | float | None, Tensor | float]:
-    """Return the loss scale of the coefficients, and the remaining scale of the gradients, both on the device.
+    """Return the loss scale of the coefficients, and the scale that the gradients still carry, both on the device.
 
     (None, 1) without an enabled ``scaler``.
     """
@@ -161,20 +164,24 @@ def scales(optimizer: Any, scaler: Any) -> tuple[Tensor | float | None, Tensor |
 # Adding the inputs of a loop to the current step. May raise: the watcher calls it through its error boundary.
 
 KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollout_logp")
-"""Fields of a batch whose values a statistic may keep."""
+"""Fields of a batch whose values a statistic may keep until the step ends."""
 TEXTS = ("prompts", "completions")
 """Inputs that never become tensors."""
 UNREAD = (*TEXTS, "prompt_index", "responses")
-"""Inputs without statistics."""
+"""Inputs from which no statistics are computed."""
 BESIDE_TEXT = (*UNREAD, "reward_parts", "advantages", "kl")
-"""Inputs of a generation without statistics; they are recorded with its text."""
+"""Inputs of a generation from which no statistics are computed; they are recorded with its text."""
 Refused = Mapping[str, str]
-"""Input that was left out -> why."""
+"""Input that was left out -> the reason."""
 
 
 @dataclass(slots=True)
 class Collector:
-    """Reads inputs, measures them up to ``level``, and adds the statistics to ``steps.tally``."""
+    """Measurement of the loop's inputs up to ``level``; the statistics are added to ``steps.tally``.
+
+    ``settings`` describe the loss, ``means`` are the loop's objects. ``generation`` reads generations, ``samples``
+    keeps and measures text. ``scaler`` is the loop's gradient scaler, ``localiser`` localises spikes (None: off).
+    """
 
     steps: StepCounter
     level: Level
@@ -199,17 +206,19 @@ class Collector:
 
     @property
     def localises(self) -> bool:
-        """Return True if forward passes must be kept."""
+        """Return True if forward passes must be kept, because spikes of the gradient are localised."""
         return self.localiser is not None and self.steps.seam.works("localisation")
 
     def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
-        """Keep the forward of a loss, whose log-probs are observed next."""
+        """Keep the forward pass of a loss, whose log-probs are observed next; ``before`` are the random states before
+        it.
+        """
         if self.localiser is not None:
             self.localiser.expects = True
         self._loss_passes.ran(call, result, before)
 
     def rollouts(self, inputs: Mapping[str, Any]) -> Refused:
-        """Measure a generation."""
+        """Measure a generation. Return the inputs that were left out, with the reasons."""
         self._begin()
         if not first_of_copies():
             return {}
@@ -221,7 +230,7 @@ class Collector:
         return self.generation.refused
 
     def observe(self, inputs: Mapping[str, Any]) -> Refused:
-        """Measure a micro-batch."""
+        """Measure a micro-batch. Return the inputs that were left out, with the reasons."""
         self._begin()
         if not self.level.includes(Level.TOKENS) or not first_of_copies():
             return {}
@@ -238,7 +247,9 @@ class Collector:
         return reader.refused
 
     def synced(self, engine: object) -> Refused:
-        """Compare the engine's weights after a sync."""
+        """Compare the rollout engine's weights with the model's after a sync. Return the reason if that is not
+        possible.
+        """
         self._begin()
         if self.means.model is None:
             return {"synced": "Watcher was made without model=, so there is nothing to compare with"}
@@ -252,7 +263,9 @@ class Collector:
         return {}
 
     def gradients(self) -> Refused:
-        """Measure the model's current gradients and learning rates, before the optimizer step."""
+        """Measure the model's current gradients and learning rates, before the optimizer step. Return the reason if not
+        possible.
+        """
         self._begin()
         self._rates = self.steps.seam.attempt("learning rate", self.means.rates)
         why = None if self.means.model is None else hindrance(self.means.model)
@@ -298,7 +311,11 @@ class Collector:
             localiser.skip_culprit()
 
     def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
-        """Seal the step."""
+        """End the step: add its loss and other numbers, and start its recording. Return the numbers that were left out.
+
+        ``step`` is the step's number (None: one more than the last). ``inputs`` has loss, learning rate and gradient
+        norm.
+        """
         self._begin()
         broken = self.steps.seam.attempt("loss", _broken, inputs["loss"])
         self.steps.seam.attempt(TAP, self._count_verifiers)

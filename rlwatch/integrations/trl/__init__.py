@@ -1,9 +1,9 @@
-"""TRL: GRPO, RLOO and, for scalars, every trainer of Hugging Face's ``Trainer`` family.
+"""Integration with TRL: GRPO, RLOO and, for scalars, every trainer of Hugging Face's ``Trainer`` family.
 
 >>> from rlwatch.integrations.trl import RLWatchCallback, watch
 
-``watch(trainer)`` adds per-token taps, gradients per layer, commands and crash reports to what
-``callbacks=[RLWatchCallback()]`` records, the scalars of the log.
+``callbacks=[RLWatchCallback()]`` records the scalars that the trainer logs. ``watch(trainer)`` adds measurements of
+every token, gradients per layer, commands and crash reports.
 """
 
 from __future__ import annotations

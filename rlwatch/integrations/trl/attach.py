@@ -1,4 +1,4 @@
-"""``watch(trainer)``: all measurements and commands for a TRL trainer."""
+"""``watch(trainer)`` for a TRL trainer: all its measurements and commands."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def watch(
     canaries: Sequence[Canary] | Canaries | None = None,
     **init_kwargs: Any,
 ) -> Run:
-    """Watch a TRL trainer and return the run it records.
+    """Watch a TRL trainer from now on, and return the run that is recorded.
 
-    Records, at every step, the scalars of the log, statistics per token, gradients per layer, non-finite counts and the
-    most extreme tokens, and the exception that ended training; and executes commands. Training is bit-identical with
-    and without it. A trainer with unknown internals is watched like any ``Trainer``
+    Recorded at every step are the scalars that the trainer logs, statistics of tokens, gradients per layer, non-finite
+    counts and the most extreme tokens; also the exception that ends training. Commands are executed. Training is
+    bit-identical with and without it. A trainer with unknown internals is watched like any ``Trainer``
     (:func:`rlwatch.integrations.transformers.watch`), with one warning. With several ranks every rank calls this, and
     their measurements are merged.
 
@@ -65,35 +65,41 @@ def watch(
     trainer
         A trainer that has not begun to train. Its instance is changed, its class is not.
     run
-        A run to record into, which the caller ends. By default one is made now and finished with training.
+        A run to record into, which the caller ends. By default one is created now and finished with training.
     level
         ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
     text
-        Whether to keep the text of the extreme tokens with their ids.
+        True to keep the text of the extreme tokens with their ids.
     completions
-        Whether to keep a few whole completions as text: True, or how many and how long. Without this and ``text`` no
-        text leaves the trainer, only measures of it.
+        Whole completions to keep as text: True for a few, or settings
+        (:class:`~rlwatch.integrations.completions.KeepCompletions`). Without this and ``text`` no text leaves the
+        trainer, only measures of it.
     localise
-        Whether to name the tokens responsible when the gradient spikes or is not finite: True, False, or when and how
-        closely (:class:`~rlwatch.integrations.localising.Localise`). By default with level ``"full"``, unless weights
-        are sharded over ranks. It waits for the device once a step, for the norm.
+        Report the tokens that cause a spike of the gradient or a gradient that is not finite: True, False, or settings
+        (:class:`~rlwatch.integrations.localising.Localise`). On by default with level ``"full"``, unless weights are
+        sharded over ranks. It waits for the device once a step, for the norm.
     snapshots
-        Whether to keep snapshots of the trained weights and the optimizer: True, False, or how often and at what price
+        Snapshots of the trained weights and the optimizer, to which a command can return: True, False, or settings
         (:class:`~rlwatch.integrations.snapshots.Snapshots`).
     canaries
-        Answers that are known to be right or wrong, which the trainer's reward functions score now and then, outside
-        the batch: a list of :class:`~rlwatch.integrations.canaries.Canary`, or how often too
-        (:class:`~rlwatch.integrations.canaries.Canaries`). Each is scored once now.
+        Answers that are known to be right or wrong, which the trainer's reward functions score at intervals, outside
+        the batch: a list of :class:`~rlwatch.integrations.canaries.Canary`, or
+        :class:`~rlwatch.integrations.canaries.Canaries` with the interval. Each is scored once now.
     init_kwargs
-        Arguments of :func:`rlwatch.init`; source, configuration, output directory and rank come from the trainer unless
+        Arguments of :func:`rlwatch.init`. Source, configuration, output directory and rank come from the trainer unless
         given.
+
+    Returns
+    -------
+    Run
+        The run that is recorded.
 
     Raises
     ------
     ConfigError
-        If the trainer is watched already, or an argument is not what it should be.
+        If the trainer is watched already, or an argument is not valid.
     RLWatchError
-        What :func:`rlwatch.init` raises, before anything was changed.
+        Errors of :func:`rlwatch.init`, before anything was changed.
     """
     refuse_twice(trainer)
     chosen, keep = Level.of(level), KeepCompletions.of(completions)
@@ -122,7 +128,9 @@ def _scorer(trainer: Any, level: Level, wish: Canaries | None) -> CanaryScorer |
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """Settings of further records: text of completions and extreme tokens, localised spikes, snapshots, canaries."""
+    """Settings of further records: text of completions and extreme tokens, localised spikes, snapshots, canaries. None:
+    off.
+    """
 
     keep: KeepCompletions | None
     localise: Localise | None
@@ -140,7 +148,9 @@ def _steps(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> S
 
 
 def _tap(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> RolloutStepCallback:
-    """Attach the taps. Their callback comes before the scalars', so that a step's tensors precede its log row."""
+    """Attach the hooks. Their callback precedes that of the logged scalars, so that a step's tensors precede its log
+    row.
+    """
     sampled = Sampled(
         wishes.keep,
         measure=level.includes(Level.FULL),
@@ -170,11 +180,16 @@ def _decoder(processing_class: Any) -> Any:
     return lambda ids: str(tokenizer.decode(list(ids)))
 
 
-# The end of a step in TRL: commands wait for a generation boundary, and TRL may change the reference itself.
+# The end of a step in TRL: commands wait until the next generation begins, and TRL may change the reference itself.
 
 
 class RolloutStepCallback(StepCallback):
-    """The callback for GRPO and RLOO; the only wait for the device comes before the rollouts."""
+    """Callback for GRPO and RLOO that records each step and executes commands; it waits for the device only before the
+    rollouts.
+
+    ``taps`` measure the trainer, ``seam`` is the error boundary that leads to the run. ``decode`` converts token ids to
+    text. ``snapshots`` takes snapshots (None: off).
+    """
 
     def __init__(
         self,
@@ -205,7 +220,9 @@ class RolloutStepCallback(StepCallback):
 
     @override
     def noticed(self, args: Any, step: int) -> None:
-        """Record changed settings, and changes of the reference by TRL's ``sync_ref_model``, which reset the KL."""
+        """Record changed settings at the end of ``step``, and changes of the reference by TRL's ``sync_ref_model``,
+        which reset the KL.
+        """
         run = self.seam.run
         for change in (self.seam.attempt("settings", self._trl_taps.changed) or []) if run is not None else []:
             run.event(SETTING, step, **change)

@@ -1,8 +1,9 @@
-"""TRL's micro-batches and generations, read for statistics; a few completions kept as text.
+"""Reading of TRL's micro-batches and generations for statistics, and sampling of a few completions as text.
 
 A micro-batch becomes a :class:`~rlwatch.tensors.tokens.TokenBatch`, a generation a
-:class:`~rlwatch.tensors.responses.ResponseBatch`: read where TRL computes rewards and where a generation ends. Prompts,
-completions and the sampled ids lie on the CPU there already; nothing is fetched from a device.
+:class:`~rlwatch.tensors.responses.ResponseBatch`. Generations are read where TRL computes rewards and where a
+generation ends. There prompts, completions and the sampled ids are on the CPU already, and nothing is fetched from a
+device.
 """
 
 from __future__ import annotations
@@ -47,11 +48,16 @@ if TYPE_CHECKING:
 
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-"""Losses of GRPOTrainer whose clip is the PPO clip; of the others CISPO has a cap, and the rest report none."""
+"""Losses of GRPOTrainer whose clip is the PPO clip. CISPO has a cap, and the other losses report no clip."""
 
 
 def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: Tensor | None) -> TokenBatch:
-    """Read GRPO or RLOO. ``old_per_token_logps`` is absent on-policy (the ratio is 1 by definition) and in RLOO."""
+    """Return a micro-batch of GRPO or RLOO as a batch of tokens, with ``logp`` (B, T) and ``entropy`` (B, T) of the
+    forward pass.
+
+    ``inputs`` are those of TRL's loss. ``old_per_token_logps`` is absent on-policy (the ratio is 1 by definition) and
+    in RLOO.
+    """
     whole = inputs["completion_mask"].bool()
     sampled = inputs["tool_mask"].bool() if "tool_mask" in inputs else None
     return TokenBatch(
@@ -72,10 +78,12 @@ def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: 
 
 
 def sequence_stats(trainer: Any, inputs: Mapping[str, Any], batch: TokenBatch) -> Stats:
-    """Ratios of whole responses, for the losses that use them: RLOO's product and GSPO's geometric mean.
+    """Return the importance ratios of whole responses, for losses that use them: RLOO's product and GSPO's geometric
+    mean.
 
-    And what their clip binds, which then is every token of a response. RLOO's old log-probs ``old_logps`` (B,) are sums
-    over tokens, so of tokens only the mean log-ratio is known.
+    Also returned is the share of tokens that their clip affects, which is every token of a clipped response. RLOO's old
+    log-probs ``old_logps`` (B,) are sums over tokens, so that of tokens only the mean log-ratio is known. Empty for
+    other losses.
     """
     old_sums, measured = inputs.get("old_logps"), batch.mask.bool().any(1)
     if old_sums is not None:
@@ -100,10 +108,11 @@ def _clipped_responses(log_ratio: Tensor, batch: TokenBatch, bounds: tuple[float
 
 
 def correction_stats(inputs: Mapping[str, Any], batch: TokenBatch) -> Stats:
-    """The weights between trainer and vLLM that the loss was multiplied by: truncated or set to 0, as TRL does it.
+    """Return statistics of the weights that correct the loss for the mismatch between trainer and vLLM, as TRL
+    truncates or masks them.
 
-    (B, T), or (B, 1) of whole responses; those of responses are counted once each, but ``mismatch/is_zero`` is a
-    fraction of tokens.
+    The weights are (B, T), or (B, 1) for whole responses. Those of responses are counted once each, but
+    ``mismatch/is_zero`` is a fraction of tokens. Empty if the loss has no correction.
     """
     weights = inputs.get("importance_sampling_ratio")
     if weights is None:
@@ -120,7 +129,7 @@ def correction_stats(inputs: Mapping[str, Any], batch: TokenBatch) -> Stats:
 
 
 def raw_advantages(advantages: Tensor) -> Tensor:
-    """Return advantages as before TRL's ``nan_to_num``, which writes an infinity as the largest float."""
+    """Return advantages as they were before TRL's ``nan_to_num``, which writes an infinity as the largest float."""
     a = advantages.detach()
     if not a.is_floating_point():
         return a.float()
@@ -139,7 +148,7 @@ def _clip(trainer: Any) -> tuple[float, float] | None:
 
 
 def _bounds(trainer: Any) -> tuple[float, float]:
-    """Bounds of the PPO clip. ``delta`` caps ratios first: a smaller one is the bound; GMPO bounds log-ratios."""
+    """Return the bounds of the PPO clip. The smaller of clip and ``delta`` counts. GMPO bounds log-ratios."""
     low, high = float(trainer.epsilon_low), float(trainer.epsilon_high)
     if source_of(trainer.args) == "trl/gmpo":
         return -math.expm1(-low), math.expm1(high)
@@ -155,9 +164,9 @@ def _dual_clip(trainer: Any) -> float | None:
 
 
 def _truncation(trainer: Any) -> float | None:
-    """Return the cap on the weights of tokens against vLLM's, where that is the whole correction.
+    """Return the cap on token weights that correct for vLLM's log-probs, if the cap is the whole correction.
 
-    Masking, weights of whole responses and a bound from below are other corrections.
+    Masking, weights of whole responses and a lower bound are other corrections.
     """
     floor, cap = (getattr(trainer, f"vllm_importance_sampling_clip_{end}", None) for end in ("min", "max"))
     corrects = getattr(trainer, "vllm_importance_sampling_correction", False)
@@ -165,13 +174,13 @@ def _truncation(trainer: Any) -> float | None:
     return float(cap) if corrects and of_tokens and floor is None and cap is not None else None
 
 
-# The forward passes of a generation, whose log-probs RLOO sums up before its loss sees them.
+# The forward passes of a generation, whose log-probs RLOO sums up before its loss gets them.
 
 
 class GenerationPasses:
-    """Keeps what the passes of one generation returned, in order: the policy, then the reference if there is one.
+    """Log-probs of the forward passes of one generation, in order: the policy's, then the reference's if there is one.
 
-    GRPO hands both to its loss, where they are read; of RLOO only here.
+    GRPO passes both to its loss, where they are read. RLOO's are known only here. ``full``: also compute quantiles.
     """
 
     def __init__(self, *, full: bool = True) -> None:
@@ -179,17 +188,18 @@ class GenerationPasses:
         self._logps: list[Tensor] = []
 
     def add(self, logps: Tensor) -> None:
-        """Log-probs (B, T) of one pass."""
+        """Keep the log-probs (B, T) of one forward pass."""
         self._logps.append(logps.detach())
 
     def clear(self) -> None:
-        """Forget what was kept."""
+        """Drop the kept log-probs."""
         self._logps.clear()
 
     def with_reference(self, outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return (B, T) log-probs of the policy that sampled ``outputs`` and of the reference, and the mask of both.
+        """Return log-probs (B, T) of the policy that sampled ``outputs`` and of the reference, and the mask (B, T) of
+        both.
 
-        None where there is no reference, or where the policy's are computed in the loss only (GRPO on-policy).
+        None if there is no reference, or if the policy's log-probs are computed in the loss only (GRPO on-policy).
         """
         policy, ref = (outputs.get(f"{name}_per_token_logps") for name in ("old", "ref"))
         if "old_logps" in outputs and len(self._logps) > 1:
@@ -198,7 +208,11 @@ class GenerationPasses:
         return None if policy is None or ref is None else (policy, ref, _sampled(outputs))
 
     def take(self, outputs: Mapping[str, Any]) -> Stats:
-        """Statistics of the RLOO generation ``outputs`` came from: KL to the reference, of the policy that sampled."""
+        """Return statistics of RLOO's generation ``outputs``: the KL divergence of the policy that sampled it from the
+        reference.
+
+        The kept log-probs are dropped. Empty for other trainers.
+        """
         passes, self._logps = self._logps, []
         if "old_logps" not in outputs or not passes:
             return {}
@@ -213,14 +227,15 @@ class GenerationPasses:
 # Generations and their rewards: groups, lengths, tasks, and a few completions as text.
 
 TASK_COLUMNS = ("data_source", "task", "source")
-"""Columns of a dataset that name the task, the first that is there."""
+"""Columns of a dataset that may name the task; the first that exists is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One generation of this rank, N completions; ``rewards`` (N_all, functions) are of all ranks, NaN for none.
+    """One generation of this rank: N completions with their prompts, token ids and rewards.
 
-    ``own`` marks the tokens written by the policy, if an environment wrote others.
+    ``rewards`` (N_all, functions) are those of all ranks, NaN where a function gave none. ``rows`` are the dataset
+    rows. ``own`` marks the tokens written by the policy, if an environment wrote others.
     """
 
     rewards: Tensor
@@ -232,12 +247,14 @@ class Scored:
 
     @property
     def lengths(self) -> list[int]:
-        """Return the number of tokens written by the policy, as TRL counts them."""
+        """Return the number of tokens that the policy wrote in each completion, as TRL counts them."""
         return [len(one) for one in self.ids] if self.own is None else [int(sum(one)) for one in self.own]
 
 
 class Generations:
-    """Reads the generations of one trainer. ``full``: also statistics that compare responses with each other."""
+    """Reader of the generations of one trainer. ``full``: also compute statistics that compare responses with each
+    other.
+    """
 
     def __init__(self, trainer: Any, *, full: bool = True) -> None:
         self._trainer = trainer
@@ -248,7 +265,9 @@ class Generations:
         self._own: Any = None
 
     def sampled(self, own: Any) -> None:
-        """Note sampled completions; ``own`` marks the tokens written by the policy, or is not a mask."""
+        """Note sampled completions; ``own`` is a mask (B, T) of the tokens written by the policy, or another value if
+        there is none.
+        """
         self._own = own
 
     def scored(self, scored: Scored) -> None:
@@ -256,7 +275,9 @@ class Generations:
         self._scored = scored
 
     def take(self, outputs: Mapping[str, Any]) -> tuple[Stats, Scored | None]:
-        """Return the statistics of the generation of ``outputs``, and the generation if its rewards are known."""
+        """Return the statistics of the generation ``outputs``, and the generation itself if its rewards are known, else
+        None.
+        """
         scored, self._scored = self._scored, None
         own, self._own = self._own, None
         if scored is None:
@@ -268,7 +289,7 @@ class Generations:
         return stats, scored
 
     def rewards(self, scored: Scored) -> Tensor:
-        """Return (N,) total rewards of this rank's completions, NaN where none was given."""
+        """Return the total reward of each of this rank's completions (N,), NaN where no function gave one."""
         return total_rewards(scored.rewards, self._trainer.reward_weights)[self._mine(scored)]
 
     def _mine(self, scored: Scored) -> slice:
@@ -306,20 +327,23 @@ class Generations:
 
 
 def total_rewards(per_function: Tensor, weights: Tensor) -> Tensor:
-    """Return weighted sums (N,) of rewards (N, functions), as TRL takes them: NaN where no function gave one."""
+    """Return the weighted sum of rewards over functions (N,), as TRL computes it; NaN where no function gave one.
+
+    ``per_function`` is (N, functions), ``weights`` (functions,).
+    """
     known = per_function.detach()
     total = (known * moved(weights, known.device)).nansum(1)
     return torch.where(known.isnan().all(1), torch.nan, total)
 
 
 def tasks_of(rows: Sequence[Mapping[str, Any]]) -> list[object] | None:
-    """The task each row of the dataset names (None: it names none), or None if the dataset has no such column."""
+    """Return the task of each dataset row (None: the row names none), or None if the dataset has no column for it."""
     column = next((name for name in TASK_COLUMNS if rows and name in rows[0]), None)
     return None if column is None else [row.get(column) for row in rows]
 
 
 def end_ids(trainer: Any) -> frozenset[int]:
-    """Return the token ids that end a complete completion."""
+    """Return the token ids that end a complete completion, from the trainer and its tokenizer."""
     ends = [*getattr(trainer, "eos_token_ids", ()), getattr(trainer.processing_class, "pad_token_id", None)]
     return frozenset(int(token) for token in ends if token is not None)
 
@@ -327,10 +351,10 @@ def end_ids(trainer: Any) -> frozenset[int]:
 def completion_batch(
     sampler: CompletionSampler, trainer: Any, scored: Scored, step: int, logps: tuple[Tensor, Tensor, Tensor] | None
 ) -> CompletionBatch | None:
-    """Some completions of the generation ``step`` trains on, with what TRL has copied of them to the CPU.
+    """Return a sample of the generation that ``step`` trains on, with values that TRL has copied to the CPU, or None.
 
-    ``logps`` (B, T) of the policy that sampled and of the reference, and their mask, where TRL computed both: of those
-    kept the KL is fetched, from a device that TRL has just waited for.
+    ``logps`` are log-probs (B, T) of the policy that sampled and of the reference, and their mask, if TRL computed
+    both. The KL of the kept completions is fetched from a device that TRL has just waited for.
     """
     size = max(1, int(getattr(trainer, "num_generations", 1)))
     first = int(trainer.accelerator.process_index) * len(scored.completions)
@@ -359,7 +383,7 @@ def _logged_rewards(trainer: Any, scored: Scored) -> list[float]:
 
 
 def _logged_parts(trainer: Any, scored: Scored) -> dict[str, list[float]]:
-    """Reward function -> what it gave, unweighted."""
+    """Return the unweighted rewards of each reward function, by its name."""
     logged = trainer._logs["rewards"]  # noqa: SLF001
     return {name: _mine(trainer, scored, logged[name]) for name in trainer.reward_func_names}
 
@@ -370,19 +394,21 @@ def _weighted(given: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _mine(trainer: Any, scored: Scored, logged: Iterable[float]) -> list[float]:
-    """Our rank's part of the newest generation, of one of TRL's logs; empty if that was cut short."""
+    """Return this rank's part of the newest generation in one of TRL's logs; empty if the log was truncated."""
     of_all = list(logged)[-scored.rewards.shape[0] :]
     first = int(trainer.accelerator.process_index) * len(scored.ids)
     return of_all[first : first + len(scored.ids)] if len(of_all) == scored.rewards.shape[0] else []
 
 
 def samples_of(scored: Scored) -> list[Sample]:
-    """Return a few completions, evenly spread, for a report on their text."""
+    """Return a few completions, evenly spread, for the measurement of their text."""
     return [Sample(ids=list(scored.ids[i])) for i in spread(len(scored.ids))]
 
 
 def as_text(content: Any) -> str:
-    """Return a prompt or completion as text: itself, or the messages of a conversation one below the other."""
+    """Return a prompt or completion as text: a string unchanged, and the messages of a conversation one below the
+    other.
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
@@ -399,7 +425,7 @@ def _message(message: Any) -> str:
 
 
 def _sampled(outputs: Mapping[str, Any]) -> Tensor:
-    """Return (B, T) tokens the policy sampled."""
+    """Return a mask (B, T) of the tokens that the policy sampled."""
     mask: Tensor = outputs["completion_mask"].bool()
     return mask & outputs["tool_mask"].bool() if "tool_mask" in outputs else mask
 
@@ -408,10 +434,12 @@ def _sampled(outputs: Mapping[str, Any]) -> Tensor:
 
 
 class Sampled(SampledText):
-    """The text of a TRL trainer's generations."""
+    """Text of a TRL trainer's generations: a few completions are kept or measured."""
 
     def offer(self, run: Run, trainer: Any, scored: Scored, logps: tuple[Tensor, Tensor, Tensor] | None = None) -> None:
-        """Process a generation of the current step; ``logps`` as for :func:`completion_batch`."""
+        """Keep and measure completions of a generation of the current step, if due. ``logps`` as for
+        :func:`completion_batch`.
+        """
         step = int(trainer.state.global_step) + 1
         self._offer(
             run,

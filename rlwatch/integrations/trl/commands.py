@@ -1,4 +1,4 @@
-"""Commands of a TRL trainer, carried out where nothing in flight depends on the old state."""
+"""Commands to a TRL trainer, executed at steps where no pending rollout depends on the old state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 
 TO_SAMPLE_ANEW: Mapping[str, Any] = {"_buffered_inputs": None, "_last_loaded_step": -1}
-"""Attributes of TRL's trainers, and the values with which it samples, and sends weights to vLLM, at the next step."""
+"""Attribute of TRL's trainers -> the value with which it samples anew, and sends weights to vLLM, at the next step."""
 OFF = "off"
 """Mode of the importance-sampling correction in which nothing is corrected."""
 NO_KL_TERM = "there is no reference: beta is 0, so the loss has no KL term"
@@ -31,10 +31,11 @@ NO_REFERENCE = "beta was 0 when the trainer was made, so no reference was loaded
 
 
 class Control:
-    """Takes the run's commands at generation boundaries and answers every one of them.
+    """Executor of the run's commands in TRL, at steps after which new rollouts are generated.
 
-    Between boundaries TRL still trains on rollouts whose reference log-probs are buffered: a reset there would
-    mix two references or throw the rollouts away.
+    Between such steps TRL still trains on rollouts whose reference log-probs are buffered: a reset there would mix two
+    references or discard the rollouts. ``latest`` returns the newest metrics, ``ranks`` are the ranks of the run,
+    ``snapshots`` takes snapshots (None: off).
     """
 
     def __init__(
@@ -68,14 +69,20 @@ class Control:
         self._controller = Controller(seam, handlers, ranks, latest)
 
     def obey(self, step: int) -> None:
-        """Carry out what waits, if ``step`` ended at a boundary."""
+        """Execute waiting commands after ``step``, if new rollouts are generated next. Take a snapshot if one is
+        due.
+        """
         if self.at_boundary():
             self._controller.obey(step)
             if self._snapshots is not None:
                 self._seam.attempt("snapshot", self._snapshots.look, step)
 
     def begin(self, step: int) -> None:
-        """Training begins at ``step``; if it resumes from a checkpoint, take up what is kept there."""
+        """Restore the reference and the settings from the checkpoint that training resumes from, if any, and take the
+        first snapshot.
+
+        ``step`` is the step at which training begins.
+        """
         checkpoint = self._resumed.checkpoint
         if checkpoint is not None:
             self.kept.restore(checkpoint, self._controller, step)
@@ -84,7 +91,7 @@ class Control:
             self._seam.attempt("snapshot", self._snapshots.begin, step)
 
     def saved(self, step: int) -> None:
-        """The trainer has written the checkpoint of ``step``: keep with it what it leaves out."""
+        """Add a reset reference and changed settings to the checkpoint of ``step``, which the trainer has written."""
         checkpoint = Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
         self.kept.save(checkpoint, self._controller, step)
         self._settings.save(checkpoint)
@@ -96,14 +103,16 @@ class Control:
         self.kept.reset_done(command, report, int(self._trainer.state.global_step))
 
     def at_boundary(self) -> bool:
-        """Return True if the next micro-batch will generate new rollouts."""
+        """Return True if the trainer generates new rollouts at the next micro-batch."""
         trainer = self._trainer
         every = trainer.args.steps_per_generation * trainer.num_iterations
         return bool(trainer._step % every == 0)  # noqa: SLF001
 
 
 def anchored(trainer: Any) -> Anchored:
-    """The trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if it has no reference."""
+    """Return the trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if the reference
+    cannot be reset.
+    """
     engine = sharding_engine(trainer)
     if engine is not None and not fsdp2(trainer):
         raise RLWatchError(f"weights are sharded by {engine}, where a reset is not supported (it is with FSDP2)")
@@ -113,9 +122,9 @@ def anchored(trainer: Any) -> Anchored:
 
 
 def drop_rollouts(trainer: Any) -> str:
-    """Let the trainer sample anew, with the weights that are there now; returns words for the answer.
+    """Make the trainer sample anew, with its current weights; return a message, "" without vLLM.
 
-    It forgets the rollouts that it buffers, and the step at which vLLM was given weights.
+    The trainer forgets the rollouts that it buffers, and the step at which vLLM loaded the weights.
     """
     for name, value in TO_SAMPLE_ANEW.items():
         if hasattr(trainer, name):
@@ -124,14 +133,16 @@ def drop_rollouts(trainer: Any) -> str:
 
 
 def kl_coef(trainer: Any) -> float:
-    """Return the coefficient now. Raises ``RLWatchError`` with the reason if it cannot be changed."""
+    """Return the trainer's current KL coefficient. Raises ``RLWatchError`` with the reason if it cannot be changed."""
     if not trainer.args.beta:
         raise RLWatchError(NO_REFERENCE)
     return float(trainer.beta)
 
 
 def set_kl_coef(trainer: Any, value: float) -> None:
-    """TRL reads it for every batch; older versions keep a copy in the fused loss."""
+    """Set the trainer's KL coefficient to ``value``. TRL reads it for every batch; older versions keep a copy in the
+    fused loss.
+    """
     trainer.beta = value
     fused = getattr(trainer, "liger_grpo_loss", None)
     if fused is not None:
@@ -139,7 +150,9 @@ def set_kl_coef(trainer: Any, value: float) -> None:
 
 
 def synced(trainer: Any) -> str:
-    """Let the trainer send its weights to vLLM before it samples. Raises ``RLWatchError`` without an engine."""
+    """Make the trainer send its weights to vLLM before it samples; return a message. Raises ``RLWatchError`` without
+    vLLM.
+    """
     if not getattr(trainer, "use_vllm", False):
         raise RLWatchError("there is no rollout engine: this trainer samples with the model that it trains")
     return drop_rollouts(trainer)
@@ -149,7 +162,7 @@ def synced(trainer: Any) -> str:
 
 
 def settings_of(trainer: Any) -> dict[str, Setting]:
-    """Return what can be changed while ``trainer`` runs, by the command that does."""
+    """Return the settings that can be changed while ``trainer`` runs, by the command that changes each."""
     return {
         "set-clip": Setting(lambda: clip_range(trainer), lambda values: set_clip_range(trainer, values)),
         "set-entropy-coef": Setting(lambda: entropy_coef(trainer), lambda values: set_entropy_coef(trainer, values)),
@@ -158,12 +171,16 @@ def settings_of(trainer: Any) -> dict[str, Setting]:
 
 
 def clip_range(trainer: Any) -> Values:
-    """Return the distances from 1 at which importance ratios are clipped."""
+    """Return the distances from 1 at which the trainer clips importance ratios, as ``{"low": ..., "high": ...}``."""
     return {"low": float(trainer.epsilon_low), "high": float(trainer.epsilon_high)}
 
 
 def set_clip_range(trainer: Any, values: Values) -> None:
-    """Change them, in the fused loss too, which keeps a copy."""
+    """Set the distances from 1 at which the trainer clips importance ratios, also in the fused loss, which keeps a
+    copy.
+
+    ``values`` has ``low`` and ``high``; ``high`` None means the same as ``low``.
+    """
     low = values["low"]
     high = low if values["high"] is None else values["high"]
     fused = getattr(trainer, "liger_grpo_loss", None)
@@ -173,7 +190,10 @@ def set_clip_range(trainer: Any, values: Values) -> None:
 
 
 def entropy_coef(trainer: Any) -> Values:
-    """Return the coefficient of the entropy bonus. Raises ``RLWatchError`` where the loss has none."""
+    """Return the coefficient of the entropy bonus, as ``{"value": ...}``.
+
+    Raises ``RLWatchError`` if the loss has no entropy bonus, or if the coefficient is adaptive.
+    """
     if getattr(trainer, "use_adaptive_entropy", False):
         raise RLWatchError("the coefficient is adaptive (use_adaptive_entropy): the trainer would set it again")
     if not getattr(trainer, "_entropy_bonus_enabled", False):
@@ -182,12 +202,15 @@ def entropy_coef(trainer: Any) -> Values:
 
 
 def set_entropy_coef(trainer: Any, values: Values) -> None:
-    """Change it."""
+    """Set the coefficient of the entropy bonus to ``values["value"]``."""
     trainer.entropy_coef = values["value"]
 
 
 def correction(trainer: Any) -> Values:
-    """Return how ratios of trainer to vLLM are corrected. Raises ``RLWatchError`` where there is no such engine."""
+    """Return the mode and the cap of the correction for the mismatch between trainer and vLLM.
+
+    Raises ``RLWatchError`` if the trainer does not sample with vLLM, or has no correction.
+    """
     if not getattr(trainer, "use_vllm", False):
         raise RLWatchError("there is no rollout engine to correct for: the trainer samples with the model it trains")
     if not hasattr(trainer, "vllm_importance_sampling_mode"):
@@ -197,7 +220,10 @@ def correction(trainer: Any) -> Values:
 
 
 def set_correction(trainer: Any, values: Values) -> None:
-    """Change it for the next batch."""
+    """Set ``mode`` and ``cap`` of the correction for the mismatch between trainer and vLLM, from the next batch on.
+
+    A ``cap`` of None leaves the cap as it is.
+    """
     trainer.vllm_importance_sampling_correction = values["mode"] != OFF
     if values["mode"] != OFF:
         trainer.vllm_importance_sampling_mode = values["mode"]

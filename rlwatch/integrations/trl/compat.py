@@ -1,4 +1,4 @@
-"""Private methods of a TRL trainer that the taps wrap."""
+"""Checks of the private methods of a TRL trainer that rlwatch wraps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NEEDS: Needs = {
     "_calculate_rewards": ("completion_ids_list",),
     "_generate_and_score_completions": (),
 }
-"""Private methods, and the parameters by which we know them."""
+"""Private methods that are wrapped, and the parameters by which each is recognised."""
 
 
 def obstacle(trainer: Any) -> str | None:
-    """Explain that per-token taps cannot be attached to ``trainer``; None if they can."""
+    """Return the reason why tokens of ``trainer`` cannot be measured; None if they can."""
     reason = lacking(trainer, NEEDS)
     return None if reason is None else f"{reason} (TRL {installed('trl')}); tokens are read of GRPO and RLOO"

@@ -1,4 +1,4 @@
-"""Localising gradient spikes in GRPO and RLOO: their loss passes, kept until the optimizer has stepped."""
+"""Localisation of gradient spikes in GRPO and RLOO: their loss passes are kept until the optimizer has stepped."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ from rlwatch.tensors.tokens import TokenBatch
 
 EVALUATING = "the model is in evaluation mode, in which the trainer is not watched"
 IDS = ("prompt_ids", "completion_ids")
-"""By which a sequence is known again: TRL shuffles a generation before it trains on it."""
+"""Inputs by which a sequence is recognised, because TRL shuffles a generation before it trains on it."""
 MASKS = ("prompt_mask", "completion_mask")
 
 
 def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise | None:
-    """Return the settings for ``wish``; None means the default. Raises ``ConfigError`` if they are not possible."""
+    """Return the settings of localisation for ``wish``; None means the default for this level and trainer.
+
+    The result is None if localisation is off. Raises ``ConfigError`` if the settings are not possible with this
+    trainer.
+    """
     engine = sharding_engine(trainer)
     if wish is None:
         return Localise() if level.includes(Level.FULL) and engine is None else None
@@ -46,7 +50,10 @@ def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise
 
 
 class TrainerLocalising:
-    """Offers a trainer's loss passes and gradients to ``localiser``."""
+    """Link between a TRL trainer and ``localiser``, which passes on the trainer's loss passes and gradients.
+
+    ``seam`` is the error boundary around the measurement.
+    """
 
     def __init__(self, trainer: Any, seam: ErrorBoundary, localiser: Localiser) -> None:
         self.localiser = localiser
@@ -62,28 +69,30 @@ class TrainerLocalising:
         localiser.autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.accelerator.mixed_precision, "")
 
     def attach(self, live: Callable[[], bool]) -> None:
-        """Watch the forward of the loss while ``live``."""
+        """Wrap the forward pass of the loss; it is kept while ``live()`` is True."""
         self._tap.attach(live)
 
     def generated(self, outputs: Mapping[str, Any], rewards: Tensor, scored: Scored) -> None:
-        """Keep a generation, the rewards (N,) of its sequences, and their components."""
+        """Keep a generation with the rewards (N,) of its sequences; ``scored`` has their components and texts."""
         known = {name: outputs[name] for name in IDS if name in outputs}
         step = int(self._trainer.state.global_step)
         self._generated = Generated(known, rewards, scored, self._generations, step)
         self._generations += 1
 
     def keep(self, tokens: TokenBatch, inputs: Mapping[str, Any]) -> None:
-        """Keep a loss pass, before its backward."""
+        """Keep the loss pass of a micro-batch, before its backward pass."""
         self._tap.keep(tokens)
         self._inputs.append({name: inputs[name] for name in (*IDS, *MASKS) if name in inputs})
 
     def forget(self) -> None:
-        """Reset at the start of training."""
+        """Drop the kept loss passes, at the start of training."""
         self._tap.forget()
         self._inputs.clear()
 
     def check(self, total: Tensor | float | None) -> None:
-        """Examine the complete gradient; ``total`` is its norm before clipping, if the trainer computed it."""
+        """Examine the complete gradient of the step. ``total`` is its norm before clipping, if the trainer computed
+        it.
+        """
         try:
             model = self._trainer.accelerator.unwrap_model(self._trainer.model)
             self.localiser.missing = UNKEPT if model.training else EVALUATING
@@ -128,16 +137,17 @@ def _whole(inputs: Mapping[str, Tensor], names: tuple[str, str]) -> Tensor:
 # Origin of the sequences in the generation: prompt, group, sample, task and rewards.
 
 INDEX_COLUMNS = ("index", "idx", "id")
-"""Columns of a dataset that number its rows, the first that is there and holds integers."""
+"""Columns of a dataset that may number its rows; the first one with an integer is used."""
 LOOKED_THROUGH = 200_000
-"""Rows of a dataset at most in which a prompt is looked for."""
+"""Largest number of rows of a dataset in which a prompt is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One generation of this rank: ``known`` ids (N, ...) and ``rewards`` (N,) of its sequences.
+    """One generation of this rank: token ids ``known`` (N, ...) and ``rewards`` (N,) of its sequences.
 
-    It was the ``number``-th of the run, after ``step`` optimizer steps.
+    It is the ``number``-th of the run, after ``step`` optimizer steps. ``scored`` has the rewards of each function and
+    the texts.
     """
 
     known: Mapping[str, Tensor]
@@ -148,14 +158,20 @@ class Generated:
 
 
 class PromptRows:
-    """Finds the row of the trainer's dataset that a prompt is; looks through it once, when first asked."""
+    """Search for the row of the trainer's dataset that contains a prompt; the dataset is indexed at the first
+    search.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._places: dict[str, int] | None = None
 
     def of(self, row: Mapping[str, Any], prompt: Any) -> int | None:
-        """Row of the dataset with this ``prompt``, of which ``row`` is a copy; the first, where several have it."""
+        """Return the number of the dataset row with ``prompt``, or None if it is not found.
+
+        ``row`` is a copy of the dataset row, which may contain its number. Of several rows with the prompt the first
+        counts.
+        """
         numbers = (row.get(name) for name in INDEX_COLUMNS)
         number = next((n for n in numbers if isinstance(n, int) and not isinstance(n, bool)), None)
         if number is not None:
@@ -175,7 +191,11 @@ class PromptRows:
 
 
 def identity_of(trainer: Any, made: Generated, dataset: PromptRows) -> dict[str, list[Any]]:
-    """Columns of :data:`rlwatch.gradloc.passes.IDENTITY` for the N sequences of a generation. Waits for the device."""
+    """Return the columns that identify the N sequences of a generation: prompt, group, sample, rollout, task and reward
+    parts.
+
+    The names are those of :data:`rlwatch.gradloc.passes.IDENTITY`. Waits for the device.
+    """
     scored, count, every = made.scored, len(made.scored.completions), int(made.scored.rewards.shape[0])
     size = max(1, int(getattr(trainer, "num_generations", 1)))
     first = int(trainer.accelerator.process_index) * count
@@ -195,20 +215,23 @@ def identity_of(trainer: Any, made: Generated, dataset: PromptRows) -> dict[str,
     }
 
 
-# The loss passes of a GRPO or RLOO trainer, kept until the optimizer has stepped so that they can be run again.
+# The loss passes of a GRPO or RLOO trainer, kept until the optimizer has stepped so that they can be repeated.
 
 METHOD = "_get_per_token_logps_and_entropies"
 BY_SEQUENCE = ("input_ids", "attention_mask")
-"""Arguments with one row for each sequence."""
+"""Arguments of the trainer's forward pass with one row for each sequence."""
 POSITIONAL = (*BY_SEQUENCE, "logits_to_keep", "batch_size")
-"""Arguments after the policy, in order."""
+"""Arguments of the trainer's forward pass after the policy, in order."""
 PLAIN = (*POSITIONAL, "compute_entropy", "compute_aux_loss")
-"""Arguments with which single sequences can be run; images are cut to pieces in other ways."""
+"""Arguments with which single sequences can be repeated; images are divided in other ways."""
 
 
 @dataclass(slots=True)
 class TrainerForwardCall:
-    """One call of the trainer's forward with the policy, as it was made."""
+    """One call of the trainer's forward pass with the policy, with what is needed to repeat it.
+
+    ``drew`` is True if the call drew random numbers.
+    """
 
     method: Callable[..., Any]
     policy: Any
@@ -218,24 +241,28 @@ class TrainerForwardCall:
 
     @property
     def splits(self) -> bool:
-        """Return True if single sequences of it can be run."""
+        """Return True if the forward pass can be repeated for single sequences."""
         return all(value is None or name in PLAIN for name, value in self.arguments.items())
 
     def again(self, rows: Sequence[int] | None = None) -> Outputs:
-        """Run it again, without what wraps the policy for several ranks (which must not notice)."""
+        """Repeat the forward pass for the sequences ``rows`` (None: all), without the wrappers of the policy for
+        several ranks.
+        """
         given = dict(self.arguments)
         if rows is not None:
             given |= {name: given[name][list(rows)] for name in BY_SEQUENCE}
         return Outputs(*self.method(self.policy, **given)[:3])
 
     def differentiable(self, rows: Sequence[int] | None = None) -> Outputs:
-        """Run it again with a head that has a forward derivative."""
+        """Repeat the forward pass for the sequences ``rows`` (None: all), with a language-model head that has a forward
+        derivative.
+        """
         with pure_head():
             return self.again(rows)
 
 
 class LossPassTap:
-    """Watches the forward of the loss on one trainer and keeps it in ``passes``."""
+    """Hook on the forward pass of the loss in one trainer, which keeps the passes in ``passes``."""
 
     def __init__(self, trainer: Any, seam: ErrorBoundary, passes: RecordedPasses) -> None:
         self._trainer = trainer
@@ -244,7 +271,7 @@ class LossPassTap:
         self._latest: tuple[TrainerForwardCall, Outputs] | None = None
 
     def attach(self, live: Callable[[], bool]) -> None:
-        """Put the closure in place; it looks while ``live``."""
+        """Wrap the trainer's forward pass; calls are kept while ``live()`` is True."""
         original = getattr(self._trainer, METHOD)
 
         def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -259,7 +286,7 @@ class LossPassTap:
         setattr(self._trainer, METHOD, Tapped(original, tapped))
 
     def keep(self, tokens: TokenBatch) -> None:
-        """The loss that just ran saw ``tokens``; its forward was the last one seen."""
+        """Keep the last forward pass as that of the loss that has just been computed from ``tokens``."""
         latest, self._latest = self._latest, None
         if latest is not None:
             call, outputs = latest  # the outputs carry the graph and must not be kept any longer
@@ -267,7 +294,7 @@ class LossPassTap:
             self._passes.add(call.again, outputs, tokens, random=call.random, drew=drew, differentiable=other)
 
     def forget(self) -> None:
-        """Forget the passes of the step."""
+        """Drop the kept passes of the step."""
         self._latest = None
         self._passes.clear()
 
@@ -289,11 +316,15 @@ def _unprofiled(method: Any) -> Callable[..., tuple[Tensor, Tensor | None, Tenso
 
 HEAD = "_ChunkedLogProbFunction"
 TOKENS = 1024
-"""Whose logits are held at once: forward derivatives double them."""
+"""Number of tokens whose logits are held at once; forward derivatives double them."""
 
 
 class PureHead:
-    """Replacement of TRL's ``ChunkedLogProbFunction`` with the same signature, for log-probs and entropies only."""
+    """Replacement of TRL's ``ChunkedLogProbFunction`` with the same signature, in operations that have a forward
+    derivative.
+
+    It returns log-probs and entropies only.
+    """
 
     @staticmethod
     def apply(  # noqa: PLR0917  (TRL's signature)
@@ -309,9 +340,10 @@ class PureHead:
         *,
         at_once: int = TOKENS,
     ) -> tuple[Tensor | None, ...]:
-        """Return log-probs (N,) and entropies of ``hidden`` (N, H), ``weight`` (V, H), ``bias`` (V,), ``targets`` (N,).
+        """Return log-probs (N,) and entropies (N,) of the tokens ``targets`` (N,), in nats, and three times None.
 
-        The logits of ``at_once`` tokens are held at a time.
+        ``hidden`` (N, H) are the last hidden states, ``weight`` (V, H) and ``bias`` (V,) those of the head. Entropies
+        are None unless ``outputs`` names them. The logits of ``at_once`` tokens are held at a time.
         """
 
         def logits(rows: Tensor) -> Tensor:
@@ -326,9 +358,10 @@ class PureHead:
 
 @contextmanager
 def pure_head() -> Iterator[None]:
-    """TRL's models use :class:`PureHead` inside: for :attr:`rlwatch.gradloc.passes.LossPass.differentiable`.
+    """Let TRL's models use :class:`PureHead` during the ``with`` block, for
+    :attr:`rlwatch.gradloc.passes.LossPass.differentiable`.
 
-    Nothing happens where this TRL has no fused head.
+    Nothing changes if this TRL has no fused head.
     """
     utils = sys.modules.get("trl.trainer.utils")  # whose trainer asks for this has it
     fused: Any = getattr(utils, HEAD, None)

@@ -1,4 +1,7 @@
-"""Per-token taps on a GRPO or RLOO trainer; how a tap works: :mod:`rlwatch.integrations.transformers.taps`."""
+"""Hooks (taps) that measure every token of a GRPO or RLOO trainer, in addition to those of any trainer.
+
+:mod:`rlwatch.integrations.transformers.taps` describes how a hook works.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,11 @@ NUMBERS = {
     "policy/clip_range": "epsilon_high",
     "rollout/temperature": "temperature",
 }
-"""Metric -> attribute of the trainer; TRL does not log these settings."""
+"""Metric -> attribute of the trainer with its value; TRL does not log these settings."""
 WITHIN_VLLM = ("llm", "llm_engine", "model_executor", "driver_worker", "model_runner", "model")
-"""Attribute path to the model of an engine in the trainer's process; a server's model cannot be read."""
+"""Attribute path from TRL's client to the model of a vLLM engine in the trainer's process. A server's model cannot be
+read.
+"""
 OPTIONS = {
     name: name
     for name in (
@@ -49,13 +54,13 @@ OPTIONS = {
         "reward_weights",
     )
 }  # fmt: skip
-"""Attributes whose changes are recorded as events."""
+"""Attributes of the trainer whose changes are recorded as events."""
 
 
 class TrlTaps(TrainerTaps):
-    """Reads a GRPO or RLOO trainer while it trains, as closely as ``level``, into the tally of the current step.
+    """Hooks that measure a GRPO or RLOO trainer up to ``level``, into the tally of the current step.
 
-    ``sampled`` is offered every generation, for its text; ``localiser`` every loss pass, and the step's gradient.
+    ``sampled`` gets every generation, for its text. ``localiser`` gets every loss pass, and the step's gradient.
     ``canaries`` are scored after the rewards of a batch.
     """
 
@@ -81,7 +86,7 @@ class TrlTaps(TrainerTaps):
         self.comparison = SyncComparison()
 
     def attach(self) -> None:
-        """Put the closures in place."""
+        """Install the wrappers on the trainer's methods."""
         if self._localising is not None:
             self._localising.attach(lambda: self.live)
         self.wrap("_get_per_token_logps_and_entropies", self._after_forward)
@@ -111,7 +116,7 @@ class TrlTaps(TrainerTaps):
         client.sync_weights = Tapped(original, tapped)  # type: ignore[union-attr]
 
     def _compare_weights(self, client: object) -> None:
-        """Right after the sync, when an engine with a sleep mode is awake: memory that it gave back cannot be read."""
+        """Compare right after the sync, when an engine with a sleep mode is awake and its memory can be read."""
         engine: Any = client
         for name in WITHIN_VLLM:
             engine = getattr(engine, name, None)
@@ -119,7 +124,7 @@ class TrlTaps(TrainerTaps):
             self.tally.add_stats(self.comparison.compare(self.trainer.model, engine))
 
     def _meter_rewards(self) -> None:
-        """Measure reward functions while the trainer calls them; what they did is counted also where one raises."""
+        """Measure reward functions while the trainer calls them; calls are counted also if one raises."""
         original = self.trainer._calculate_rewards  # noqa: SLF001
 
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +144,7 @@ class TrlTaps(TrainerTaps):
         self.tally.add_stats(self._reward_functions.meter.take())
 
     def _score_canaries(self) -> None:
-        """Between the rewards of a batch and its updates: nothing else calls the functions then."""
+        """Score canaries between the rewards of a batch and its updates, when nothing else calls the functions."""
         canaries = self._canaries
         for name, value in (
             {} if canaries is None else canaries.numbers(int(self.trainer.state.global_step) + 1).items()
@@ -156,7 +161,7 @@ class TrlTaps(TrainerTaps):
         return tally
 
     def changed(self) -> list[dict[str, JSON]]:
-        """Settings that changed since the last step."""
+        """Return the settings that changed since the last step, each with its value before and after."""
         return self._settings.changes()
 
     @override
@@ -182,7 +187,7 @@ class TrlTaps(TrainerTaps):
         localising.check(total)
 
     def delivered(self, metrics: Mapping[str, float]) -> None:
-        """The metrics of a step have arrived."""
+        """Update the usual shares of layers in the gradient from the ``metrics`` of a recorded step."""
         if self._localising is not None:
             self._localising.localiser.delivered(metrics)
 
@@ -208,13 +213,13 @@ class TrlTaps(TrainerTaps):
                     self._localising.keep(batch, inputs)
 
     def _after_sampling(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
-        """``result`` is a tuple of what was sampled; GRPO's third is (B, T) the tokens that are the policy's own."""
+        """Note the sampled tuple ``result``; GRPO's third element (B, T) marks the tokens that the policy wrote."""
         self._generations.sampled(result[2])
 
     def _after_rewards(
         self, result: Tensor, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> None:
-        """``result`` (N, functions) is of all ranks, NaN where a function gave no reward."""
+        """Note the rewards ``result`` (N, functions) of all ranks, NaN where a function gave no reward."""
         self._generations.scored(Scored(result.detach(), inputs, prompts, completions, completion_ids_list))
 
     def _after_generation(self, result: Any, *_args: Any, **_kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reward functions of a GRPO or RLOO trainer, measured while it calls them."""
+"""Measurement of the reward functions of a GRPO or RLOO trainer while the trainer calls them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from rlwatch.integrations.verifiers import TAP, VerifierMeter
 
 
 class RewardFunctions:
-    """The reward functions of one trainer, replaced by meters only during the call that computes rewards.
+    """The reward functions of one trainer, which are replaced by measuring wrappers only while the trainer computes
+    rewards.
 
-    Between calls ``trainer.reward_funcs`` are the user's own objects, which a callback may read, change or replace.
-    Reward models are left alone: TRL calls a module in another way, and its time is that of a device.
+    Between such calls ``trainer.reward_funcs`` are the user's own objects, which a callback may read, change or
+    replace. Reward models are not wrapped: TRL calls a module in another way, and its time is that of a device.
+    ``seam`` is the error boundary around the measurement.
     """
 
     def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
@@ -31,12 +33,14 @@ class RewardFunctions:
         self._seam = seam
 
     def names(self) -> list[str]:
-        """Return names of all functions; of several with one name the later ones are numbered."""
+        """Return the names of all reward functions; of several with the same name the later ones are numbered."""
         return numbered(self._trainer.reward_func_names)
 
     @contextmanager
     def metered(self) -> Iterator[None]:
-        """Have the functions measured that are called inside the block. What the block raises passes unchanged."""
+        """Measure the reward functions that are called inside the ``with`` block. Exceptions of the block propagate
+        unchanged.
+        """
         trainer, given = self._trainer, getattr(self._trainer, "reward_funcs", None)
         measured = self._seam.attempt(TAP, self._measured)
         if measured is not None:
@@ -57,7 +61,7 @@ class RewardFunctions:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """Make names unique.
+    """Return ``names`` made unique, by a number after repeated names.
 
     >>> numbered(["exact", "format", "exact"])
     ['exact', 'format', 'exact#2']
@@ -71,9 +75,10 @@ def numbered(names: Sequence[str]) -> list[str]:
 
 
 def canary_scores(trainer: Any) -> dict[str, Callable[[Canary], Any]]:
-    """Each reward function of the trainer, called as TRL calls it, with one answer.
+    """Return for each reward function of ``trainer`` a function that scores one canary (an answer known to be right or
+    wrong).
 
-    Raises ``ConfigError`` where there are only reward models.
+    The reward function is called as TRL calls it. Raises ``ConfigError`` if the trainer has only reward models.
     """
     named = zip(numbered(trainer.reward_func_names), range(len(trainer.reward_funcs)), strict=True)
     found = {name: _score(trainer, at) for name, at in named if not isinstance(trainer.reward_funcs[at], nn.Module)}
@@ -99,21 +104,21 @@ def _score(trainer: Any, at: int) -> Callable[[Canary], Any]:
 
 
 LOGS = {"log_extra": "_log_completion_extra", "log_metric": "_log_metric"}
-"""Arguments with which a reward function logs, and the methods of a TRL that gives them."""
+"""Argument with which a reward function can log -> the method of a TRL that passes this argument."""
 
 
 def ids_of(trainer: Any, completion: Any) -> list[int]:
-    """Return token ids of a completion."""
+    """Return the token ids of ``completion``, by the trainer's tokenizer."""
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
     return list(tokenizer(as_text(completion), add_special_tokens=False)["input_ids"])
 
 
 def checked(wish: Canaries | None) -> None:
-    """Raise ``ConfigError`` for a canary that is no prompt and completion."""
+    """Raise ``ConfigError`` for a canary whose positional arguments are not a prompt and a completion."""
     for name, canary in wish.named() if wish is not None else ():
         if len(canary.given) != 2:
             raise ConfigError(f"canary {name!r}: give prompt and completion, got {canary!r}")
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """In the place of a function that logs: canaries are no completions of the run."""
+    """Do nothing, in place of a function that logs: canaries are no completions of the run."""
