@@ -1,7 +1,7 @@
-"""Statistics of advantages, of the two sides of a policy gradient, and of likelihood displacement.
+"""Statistics of advantages, of tokens by the sign of their advantage, and of likelihood displacement.
 
-The sides are the tokens that an update makes more likely and less likely. Likelihood displacement means that updates
-lower the likelihood of the responses that they reward.
+The two sides are the tokens that an update makes more likely and less likely. Likelihood displacement means that
+updates lower the likelihood of the very responses that they reward.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from rlwatch.tensors.tokens import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Tokens of ``positive`` and of ``negative`` advantage inside the mask, (B, T) bool.
+    """Masks (B, T) bool of the tokens with ``positive`` and with ``negative`` advantage inside a batch's mask.
 
-    A token whose advantage is NaN is in both, and :meth:`known` makes it NaN, so that no side looks whole.
+    A token whose advantage is NaN (``broken``) is in both, and :meth:`known` makes its value NaN, so that the
+    statistics of both sides show it.
     """
 
     positive: Tensor
@@ -29,19 +30,19 @@ class Sides:
 
     @classmethod
     def of(cls, advantages: Tensor, mask: Tensor) -> Sides:
-        """Split ``advantages`` (B, T) or (B, 1) inside ``mask`` (B, T)."""
+        """Split the tokens inside ``mask`` (B, T) by the sign of their ``advantages`` (B, T) or (B, 1)."""
         broken, on = advantages.isnan(), mask.bool()
         return cls(on & ((advantages > 0) | broken), on & ((advantages < 0) | broken), broken)
 
     def known(self, x: Tensor) -> Tensor:
-        """``x`` (B, T), NaN where the side is not known."""
+        """Return ``x`` (B, T) with NaN at tokens whose advantage is NaN."""
         return widen(x).masked_fill(self.broken, torch.nan)
 
 
 def response_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
-    """The advantage of each response, (B,): its own, or the mean over its tokens of ``mask`` (B, T).
+    """Return the advantage of each response, (B,): its own, or the mean over its tokens inside ``mask`` (B, T).
 
-    ``advantages`` (B,), (B, 1) or (B, T). NaN for a response without tokens where it is a mean.
+    ``advantages`` (B,), (B, 1) or (B, T). The mean of a response without tokens is NaN.
     """
     if advantages.dim() == 1:
         return widen(advantages)
@@ -54,7 +55,11 @@ def response_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def observe_advantages(batch: TokenBatch) -> Stats:
-    """``adv/mean``, ``std``, ``max``, ``min``: over tokens if they differ between tokens, else over responses."""
+    """Return ``adv/mean``, ``std``, ``max``, ``min``, and the number of advantages that are not finite.
+
+    They are taken over tokens if advantages differ between tokens, else over responses. Empty if the batch has no
+    advantages.
+    """
     if batch.advantages is None:
         return {}
     a = batch.advantages
@@ -75,11 +80,17 @@ def observe_advantages(batch: TokenBatch) -> Stats:
 
 
 NOISE = 1e-4
-"""Nats per token: a response that lost less than this on average was not displaced, it was computed anew."""
+"""Nats per token. A response whose log-prob fell by less than this on average was not displaced: recomputation alone
+changes log-probs that much.
+"""
 
 
 def observe_displacement(batch: TokenBatch) -> Stats:
-    """Likelihood displacement, as far as the batch has its inputs: advantages, and the old log-probs."""
+    """Return the statistics of likelihood displacement whose inputs the batch has: advantages, and the old log-probs.
+
+    ``lld/logp_positive`` is the mean log-prob (nats) of tokens with A > 0; see :func:`push_down` and
+    :func:`displacement_stats` for the others.
+    """
     a = batch.token_advantages
     if a is None:
         return {}
@@ -94,9 +105,10 @@ def observe_displacement(batch: TokenBatch) -> Stats:
 
 
 def push_down(logp: Tensor, advantages: Tensor, mask: Tensor) -> ShareStat:
-    """Share of the sum of |A| (1 - p) that tokens with A < 0 hold; all (B, T). Not measured where the sum is 0.
+    """Return the share of the sum of |A| (1 - p) that comes from tokens with A < 0; not measured where the sum is 0.
 
-    |A| (1 - p) is how hard a token's gradient pushes on its own logit: unlikely tokens are pushed hardest.
+    ``logp`` (nats), ``advantages`` and ``mask`` are (B, T). |A| (1 - p) is how hard a token's gradient pushes on its
+    own logit: unlikely tokens are pushed hardest.
     """
     # d log p / d z_y = 1 - p of the token's own logit y; -expm1(log p) is 1 - p without cancellation as p approaches 1.
     push = advantages.abs() * -torch.expm1(widen(logp))
@@ -104,7 +116,13 @@ def push_down(logp: Tensor, advantages: Tensor, mask: Tensor) -> ShareStat:
 
 
 def displacement_stats(logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor) -> Stats:
-    """``lld/displacement``, ``lld/displaced_frac``, ``lld/penalty``; all (B, T). A response's A is its tokens' mean."""
+    """Return statistics of how updates changed the likelihood of responses; all arguments are (B, T), log-probs in
+    nats.
+
+    ``lld/displacement``: mean change of log-prob of tokens with A > 0. ``lld/displaced_frac``: share of responses with
+    A > 0 that lost more than ``NOISE`` per token. ``lld/penalty``: mean of :func:`actions_lost` over tokens of
+    responses with A >= 0. A response's A is the mean of its tokens' advantages.
+    """
     gain = widen(logp) - widen(old_logp)
     tokens = mask.sum(-1)
     response_gain = keep(gain, mask, 0.0).sum(-1) / tokens
@@ -119,11 +137,13 @@ def displacement_stats(logp: Tensor, old_logp: Tensor, advantages: Tensor, mask:
 
 
 def actions_lost(loss: Tensor, mask: Tensor) -> Tensor:
-    """max(0, loss) of tokens whose whole action lost likelihood, else 0; (B, T), all arguments too.
+    """Return the log-prob that tokens lost, as far as the action they belong to lost likelihood as a whole, else 0; (B,
+    T).
 
-    ``loss`` is old less new log-prob. An action is a run of tokens inside the mask: what the policy wrote between
-    two texts of the environment. LLDS, action gate (the paper's second version); the penalty of the batch divides
-    by the tokens of the responses that are to be preserved, those with A >= 0.
+    ``loss`` (B, T) is old minus new log-prob in nats; negative losses count as 0. An action is a run of tokens inside
+    ``mask`` (B, T): what the policy wrote between two texts of the environment. This is the action gate of LLDS (the
+    paper's second version); the penalty of the batch divides by the tokens of the responses that are to be preserved,
+    those with A >= 0.
     """
     begins = mask.clone()
     begins[:, 1:] &= ~mask[:, :-1]
@@ -145,7 +165,7 @@ def _below(x: Tensor, limit: float) -> Tensor:
 
 
 def observe_logp(batch: TokenBatch) -> Stats:
-    """``policy/logp_mean`` and ``policy/logp_min``, nats, and how many are not finite."""
+    """Return ``policy/logp_mean`` and ``policy/logp_min`` (nats), and the number of log-probs that are not finite."""
     return {
         "policy/logp_mean": Mean.of(batch.logp, batch.mask),
         "policy/logp_min": Min.of(batch.logp, batch.mask),

@@ -1,4 +1,4 @@
-"""Degenerate text, from token ids alone: repetition, loops and runs of id 0, without waiting for the device."""
+"""Measure degenerate text from token ids alone: repetition, loops and runs of id 0, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from rlwatch.tensors.mergeable import Max, Mean, Stats
 from rlwatch.tensors.tokens import TokenBatch
 
 SHORTEST_RUN = 2
-"""Tokens of id 0 in a row that are a run of it."""
+"""Fewest consecutive tokens of id 0 that count as a run."""
 OF_ID0 = ("text/id0_frac", "text/id0_run")
-"""Measures that mean nothing where the vocabulary's id 0 is what ends a response."""
+"""Metrics that mean nothing if the vocabulary's id 0 ends a response."""
 
 
 def id0_share(ids: Tensor, mask: Tensor) -> Tensor:
-    """Share of a response's tokens that are id 0, shape (B,); NaN for a response without tokens.
+    """Return the share of each response's tokens inside ``mask`` that are id 0, (B,); NaN for a response without
+    tokens.
 
     A sampler fed NaN logits emits id 0 for ever: "!" in Qwen2's and Llama 3's vocabularies (verl #721, #751).
     """
@@ -27,7 +28,9 @@ def id0_share(ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def id0_run(ids: Tensor, mask: Tensor) -> Tensor:
-    """Longest run of id 0 in each response, tokens, (B,) float.
+    """Return the length in tokens of the longest run of id 0 in each response, (B,) float.
+
+    ``ids`` and ``mask`` are (B, T).
 
     >>> id0_run(torch.tensor([[0, 0, 5, 0]]), torch.ones(1, 4)).tolist()
     [2.0]
@@ -41,10 +44,10 @@ def id0_run(ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def unended(ids: Tensor, mask: Tensor, eos: tuple[int, ...]) -> Tensor:
-    """Flag responses whose last token inside ``mask`` (B, T) is none of ``eos``, (B,) bool.
+    """Return True for each response (B,) whose last token inside ``mask`` (B, T) is not an end token.
 
-    For trainers that do not report truncation; pass all ids that end a sequence. A response without tokens has not
-    ended either.
+    For trainers that do not report truncation. ``eos``: all ids that end a sequence. A response without tokens counts
+    as not ended.
     """
     on = mask.bool()
     if not on.shape[1]:
@@ -58,11 +61,13 @@ def unended(ids: Tensor, mask: Tensor, eos: tuple[int, ...]) -> Tensor:
 
 
 def degeneration_stats(ids: Tensor, mask: Tensor) -> Stats:
-    """Measures of degeneration of ``ids``, ``mask`` (B, T), under their canonical names, means over responses.
+    """Return statistics of degenerate text in responses with token ids ``ids`` and ``mask`` (B, T), as means over
+    responses.
 
-    ``text/distinct_1``, ``distinct_2``, ``repetition`` (1 - distinct-3), ``loop_cover``, ``tail_loop``,
-    ``looping_frac`` (half covered by a loop), ``id0_frac`` (at least 90 % id 0, in a run of it), ``id0_run`` (the
-    longest). A response of one token is no run: where id 0 ends a response, an empty one is that token alone.
+    ``text/distinct_1`` and ``distinct_2``: see :func:`distinct`. ``repetition``: 1 - distinct-3. ``loop_cover`` and
+    ``tail_loop``: see :class:`Loops`. ``looping_frac``: share of responses at least half covered by a loop.
+    ``id0_frac``: share that is at least 90 % id 0, in a run of it. ``id0_run``: the longest run. A response of one
+    token is no run: if id 0 ends a response, an empty one is that token alone.
     """
     some = mask.bool().any(-1)
     trigrams, has_trigrams = distinct(ids, mask, 3)
@@ -80,7 +85,9 @@ def degeneration_stats(ids: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_degeneration(batch: TokenBatch) -> Stats:
-    """Return repetition, loops and runs of id 0 if the token ids are known; no runs of id 0 if it ends a response."""
+    """Return repetition, loops and runs of id 0 if the batch has token ids; no runs of id 0 if that id ends a
+    response.
+    """
     if batch.ids is None:
         return {}
     stats = degeneration_stats(batch.ids, batch.mask)
@@ -94,18 +101,20 @@ _BASE = 2**21
 
 
 def windows(mask: Tensor, n: int) -> Tensor:
-    """Flag ``n`` tokens in a row inside ``mask`` (B, T), by the first of them, (B, max(T - n + 1, 0)) bool."""
+    """Return where ``n`` consecutive tokens lie inside ``mask`` (B, T): (B, max(T - n + 1, 0)) bool, by the first
+    token.
+    """
     if mask.shape[1] < n:
         return mask.new_zeros((mask.shape[0], 0), dtype=torch.bool)
     return mask.bool().unfold(1, n, 1).all(-1)
 
 
 def distinct(ids: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """distinct-n: different n-grams over n-grams of a response; 1 without repetition, near 0 in a loop.
+    """Return distinct-n of each response: different n-grams over all n-grams; 1 without repetition, near 0 in a loop.
 
     ``ids`` (B, T) integers in [0, 2**21), ``mask`` (B, T), ``n`` 1 to 3. No n-gram reaches over a hole in the mask.
-    Returns the value (B,) and whether the response has an n-gram at all (B,); the value is NaN where it has none.
-    Li et al., arXiv 1510.03055.
+    Returns the value (B,) and whether the response has an n-gram at all (B,); the value is NaN if it has none. Li et
+    al., arXiv 1510.03055.
 
     >>> ids = torch.tensor([[1, 2, 3, 1, 2, 3, 4]])
     >>> [round(distinct(ids, torch.ones_like(ids), n)[0].item(), 7) for n in (1, 2, 3)]
@@ -126,7 +135,7 @@ def distinct(ids: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
 # Responses that repeat themselves: one block of tokens, of any length, several times in a row.
 
 LOOP_WINDOW = 16
-"""Equal tokens from which a place counts as a repetition; shorter phrases repeat in any text."""
+"""Number of equal consecutive tokens from which text counts as repeated; shorter phrases repeat in any text."""
 
 _MIX = 0x5851F42D4C957F2D
 """An odd multiplier (Knuth's MMIX): powers of it spread the ids of a window over 64 bits."""
@@ -134,7 +143,7 @@ _MIX = 0x5851F42D4C957F2D
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """Loops of each response (B,).
+    """Extent of loops (a block of tokens that repeats in succession) in each response of a batch, (B,).
 
     Attributes
     ----------
@@ -173,7 +182,11 @@ class Loops:
 
 
 def distance_back(ids: Tensor, on: Tensor) -> Tensor:
-    """Return the distance to the last occurrence of each window of :data:`LOOP_WINDOW` tokens, (B, T'); 0 if new."""
+    """Return for each window of :data:`LOOP_WINDOW` tokens the distance in tokens to its last occurrence, (B, T'); 0 if
+    new.
+
+    ``ids`` and the mask ``on`` are (B, T).
+    """
     whole = windows(on, LOOP_WINDOW)
     key = _hashes(ids.detach().long(), whole.shape[1]).masked_fill(~whole, torch.iinfo(torch.int64).max)
     ordered, place = key.sort(dim=-1, stable=True)

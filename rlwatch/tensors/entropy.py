@@ -1,4 +1,4 @@
-"""Exact entropy of the next-token distribution, in a workspace of fixed size, and the covariance that lowers it."""
+"""Compute the exact entropy of the next-token distribution in a workspace of fixed size, and what lowers it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from rlwatch.tensors.tokens import TokenBatch
 COLUMNS = 8192
 """Vocabulary entries of a tile."""
 CPU_TILE, DEVICE_TILE = 2**17, 2**24
-"""Elements of a tile: within a core's cache; large enough that launching kernels does not dominate."""
+"""Elements of a tile: small enough for a core's cache; large enough that launching kernels does not dominate."""
 _ZERO = -1e4
-"""exp of it is 0 in float32 and float64, and unlike -inf it stays 0 when multiplied by that."""
+"""Its exp is 0 in float32 and float64, and unlike -inf the product with that 0 is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Sums over the vocabulary of n rows of logits: ``top`` (n,) the largest logit, ``log_total`` (n,) log sum exp(t),
-    and ``entropy`` (n,) in nats.
+    """Softmax sums over the vocabulary for n rows of logits.
+
+    ``top`` (n,): the largest logit. ``log_total`` (n,): log sum exp(t) with t = (logit - top) / temperature.
+    ``entropy`` (n,): in nats.
     """
 
     top: Tensor
@@ -35,14 +37,16 @@ class Softmax:
     entropy: Tensor
 
     def logp(self, rows: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        """Return log-probs (n,) of the entries ``ids`` (n,) of ``rows`` (n, V); NaN for an id outside of V."""
+        """Return log-probs (n,) in nats of the entries ``ids`` (n,) of ``rows`` (n, V); NaN for an id outside [0,
+        V).
+        """
         known = (ids >= 0) & (ids < rows.shape[-1])
         chosen = rows.gather(-1, ids.clamp(0, rows.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
         return torch.where(known, (widen(chosen) - self.top) / temperature - self.log_total, torch.nan)
 
 
 def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = None) -> Softmax:
-    """Sum up ``rows`` (n, V) over ``temperature``; ``tile`` is the number of elements widened at a time.
+    """Return the softmax sums of ``rows`` (n, V) / ``temperature``; ``tile``: number of elements widened at a time.
 
     Raises ``ValueError`` for a temperature or a tile that is not positive.
     """
@@ -74,7 +78,7 @@ def _of_block(rows: Tensor, columns: int, temperature: float) -> tuple[Tensor, T
 
 
 def blocks(logits: Tensor) -> Iterator[Tensor]:
-    """The rows of ``logits`` (..., V) in order, as tensors (n, V) that share its memory."""
+    """Iterate over the rows of ``logits`` (..., V) in order, as tensors (n, V) that share its memory."""
     try:
         yield logits.view(-1, logits.shape[-1])
     except RuntimeError:
@@ -86,12 +90,12 @@ def blocks(logits: Tensor) -> Iterator[Tensor]:
 
 
 def token_entropy(logits: Tensor, *, temperature: float = 1.0, tile: int | None = None) -> Tensor:
-    """H = -sum p log p of softmax(``logits`` / ``temperature``), in nats, within [0, ln V].
+    """Return H = -sum p log p of softmax(``logits`` / ``temperature``), in nats, within [0, ln V].
 
-    ``logits`` (..., V) of any floating dtype, padded or jagged; the result has shape (...), float32 or float64.
-    Only ``tile`` elements are widened at a time. A logit of -inf (a token that cannot be sampled) contributes
-    nothing; a row with NaN, +inf or nothing but -inf is NaN. Keeps no graph. Raises ``ValueError`` for a
-    temperature or a tile that is not positive.
+    ``logits`` (..., V) of any floating dtype, padded or jagged; the result has shape (...), float32 or float64. Only
+    ``tile`` elements are widened at a time. A logit of -inf (a token that cannot be sampled) contributes nothing; a row
+    with NaN, +inf or nothing but -inf is NaN. Keeps no graph. Raises ``ValueError`` for a temperature or a tile that is
+    not positive.
 
     >>> round(token_entropy(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)).item(), 12)
     0.83239558184
@@ -106,10 +110,11 @@ def token_entropy(logits: Tensor, *, temperature: float = 1.0, tile: int | None 
 def token_logp_entropy(
     logits: Tensor, ids: Tensor, *, temperature: float = 1.0, tile: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the tokens ``ids`` (...) under softmax(``logits`` / ``temperature``), and its entropy, both (...).
+    """Return log-probs of the tokens ``ids`` (...) under softmax(``logits`` / ``temperature``), and its entropy, both
+    (...).
 
-    The log-probs are those of ``log_softmax`` and ``gather``, in nats, <= 0; NaN for an id outside [0, V), such as
-    the -100 that marks padding. Otherwise as :func:`token_entropy`.
+    The log-probs are those of ``log_softmax`` and ``gather``, in nats, <= 0; NaN for an id outside [0, V), such as the
+    -100 that marks padding. Otherwise as :func:`token_entropy`.
     """
     if logits.is_nested:
         flat_ids = ids.values() if ids.is_nested else ids.flatten()
@@ -130,9 +135,9 @@ def _jagged(values: Tensor, like: Any) -> Tensor:
 
 
 def observe_entropy(batch: TokenBatch) -> Stats:
-    """Return ``policy/entropy``, and its values for tokens of positive and of negative advantage.
+    """Return ``policy/entropy`` (nats), and its mean over tokens of positive and of negative advantage.
 
-    Exploding entropy grows almost wholly from tokens of negative advantage.
+    Exploding entropy grows almost wholly from tokens of negative advantage. Empty if the batch has no entropy.
     """
     if batch.entropy is None:
         return {}
@@ -145,7 +150,7 @@ def observe_entropy(batch: TokenBatch) -> Stats:
 
 
 def observe_entropy_quantiles(batch: TokenBatch) -> Stats:
-    """``policy/entropy_p10`` and ``policy/entropy_p90``, which need sorting."""
+    """Return ``policy/entropy_p10`` and ``policy/entropy_p90`` (nats), which need sorting; empty without entropy."""
     if batch.entropy is None:
         return {}
     return {
@@ -166,9 +171,9 @@ def observe_entropy_quantiles(batch: TokenBatch) -> Stats:
 
 
 TOP = 0.002
-"""Fraction of tokens called the top: what KL-Cov holds back in a 7B model."""
+"""Fraction of tokens that count as the top in covariance: what KL-Cov holds back in a 7B model."""
 BOUNDS = (1.0, 5.0)
-"""Between these a token is a candidate of Clip-Cov, as published and by verl's defaults."""
+"""Covariances between which a token is a candidate of Clip-Cov, as published and by verl's defaults."""
 
 
 def _largest(c: Tensor, mask: Tensor, fraction: float) -> tuple[torch.return_types.topk, Tensor]:
@@ -192,7 +197,7 @@ def _mean_of_largest(c: Tensor, times: Tensor, fraction: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Covariance(Paired):
-    """Mean of c_t: the covariance over n tokens (not n - 1)."""
+    """Covariance of log-prob and advantage over n tokens (divided by n, not n - 1)."""
 
     @override
     def value(self) -> Tensor:
@@ -201,11 +206,11 @@ class Covariance(Paired):
 
 @dataclass(frozen=True, slots=True)
 class Pairs(Stat):
-    """Base of statistics that need the c_t of all tokens together: pairs are kept until the step ends.
+    """Base of statistics that need the covariance terms c_t of all tokens together: pairs are kept until the step ends.
 
     ``logp`` and ``masks`` hold one (B, T) tensor for each micro-batch, ``advantages`` one that broadcasts to it;
     ``means`` cover all their tokens. A pair of the i-th micro-batch represents ``every[i]`` pairs, 1 unless they were
-    thinned.
+    thinned. c_t is the product of a token's deviations from the means of log-prob and advantage.
     """
 
     means: Covariance
@@ -216,7 +221,7 @@ class Pairs(Stat):
 
     @classmethod
     def of(cls, logp: Tensor, advantages: Tensor, mask: Tensor) -> Self:
-        """Keep ``logp`` and ``mask`` (B, T) and ``advantages`` (B, T) or (B, 1)."""
+        """Keep the pairs of ``logp`` (B, T) and ``advantages`` (B, T) or (B, 1) inside ``mask`` (B, T)."""
         means = Covariance.of(logp, advantages, mask)
         return cls(means.count, means, (widen(logp),), (widen(advantages),), (mask.bool(),))
 
@@ -227,7 +232,9 @@ class Pairs(Stat):
 
     @override
     def compact(self, most: int) -> Self:
-        """Return at most ``most`` pairs, evenly spaced in the order of c_t; all are NaN if one was."""
+        """Return the statistic with at most ``most`` pairs, evenly spaced in the order of c_t; all are NaN if one
+        was.
+        """
         # In the order of c_t under this rank's means, which are close to the common ones: what is read of the pairs are
         # tails and counts of c_t, and evenly spaced order statistics keep both to within every / n.
         if max(self.every) > 1:
@@ -244,13 +251,13 @@ class Pairs(Stat):
         return replace(self, **fewer | {"masks": (first < n,), "every": (every,)})
 
     def products(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """c_t and mask of all tokens, (N,)."""
+        """Return c_t and mask of all tokens, (N,), given the ``columns`` of all kept pairs."""
         # About the means over all micro-batches, which is why pairs are kept: c_t of a token changes with the others.
         x, y = columns["logp"] - self.means.mean_x, columns["advantages"] - self.means.mean_y
         return x * y, columns["masks"]
 
     def columns(self) -> dict[str, Tensor]:
-        """Return the columns (N,) of all kept pairs, by field."""
+        """Return field name -> column (N,) of all kept pairs."""
         return {name: self._column(getattr(self, name)) for name in self._kept()}
 
     def times(self, mask: Tensor) -> Tensor | None:
@@ -276,7 +283,7 @@ class Pairs(Stat):
 
 @dataclass(frozen=True, slots=True)
 class TopCovariance(Pairs):
-    """Mean of the :data:`TOP` largest c_t."""
+    """Mean of the largest covariance terms c_t, those of the fraction :data:`TOP` of tokens."""
 
     @override
     def value(self) -> Tensor:
@@ -294,7 +301,7 @@ class TopCovariance(Pairs):
 
 @dataclass(frozen=True, slots=True)
 class PositiveCovariance(Pairs):
-    """Fraction of tokens with c_t > 0."""
+    """Fraction of tokens with a positive covariance term c_t of log-prob and advantage."""
 
     @override
     def value(self) -> Tensor:
@@ -307,7 +314,7 @@ class ClipCovCandidates(Pairs):
     """Fraction of tokens that Clip-Cov draws from: c_t between :data:`BOUNDS`, and not clipped by PPO already.
 
     verl's loss ``clip_cov`` drops the gradient of floor(2e-4 N) of them, chosen at random (at least one, if there is
-    one). ``clipped`` holds one (B, T) bool a micro-batch.
+    one). ``clipped`` holds one (B, T) bool for each micro-batch.
     """
 
     clipped: tuple[Tensor, ...] = ()
@@ -320,13 +327,19 @@ class ClipCovCandidates(Pairs):
 
 
 def observe_covariance(batch: TokenBatch) -> Stats:
-    """Return ``policy/cov``, the mean of c_t, if advantages are known; in nats times the advantage's unit."""
+    """Return ``policy/cov``, the covariance of log-prob and advantage, in nats times the advantage's unit.
+
+    Empty if the batch has no advantages.
+    """
     a = batch.token_advantages
     return {} if a is None else {"policy/cov": Covariance.of(batch.logp, a, batch.mask)}
 
 
 def observe_top_covariance(batch: TokenBatch) -> Stats:
-    """``policy/cov_top``, ``cov_positive`` and ``cov_candidates``: which tokens carry the covariance."""
+    """Return ``policy/cov_top``, ``cov_positive`` and ``cov_candidates``: which tokens carry the covariance.
+
+    Empty if the batch has no advantages.
+    """
     a = batch.token_advantages
     if a is None:
         return {}

@@ -1,18 +1,18 @@
-"""The shape of the gap between rollout engine and trainer, which differs from cause to cause.
+"""Measure the shape of the gap between rollout engine and trainer, which differs from cause to cause.
 
 :mod:`rlwatch.tensors.mismatch` measures the size of the gap. With d = log trainer - log rollout of a sampled token:
 
-* Sampling that cuts the distribution (top-p, top-k, min-p) and is renormalised makes d = log(kept mass) <= 0 wherever
-  anything was cut. So nothing of the gap lies above 0, and the mean weight, 1 for any engine that can sample all that
-  the trainer holds possible, is the kept mass.
+* Sampling that truncates the distribution (top-p, top-k, min-p) and is renormalised makes d = log(kept mass) <= 0
+  wherever anything was cut. So nothing of the gap lies above 0, and the mean weight, 1 for any engine that can sample
+  all that the trainer holds possible, is the kept mass.
 * A temperature T of the engine, relative to the trainer's, makes log rollout = log p / T - log sum p^(1/T). To first
   order d = (1 - 1/T) (log p + H) with the entropy H of the trainer at that token: one number explains all of d.
-* Rounding makes d a noise on both sides of 0, as large as the token's probability leaves room (1 - p), wherever it is.
+* Rounding makes d a noise on both sides of 0, as large as the token's probability permits (1 - p), at any position.
 * An error that adds up, as in a state that every token reads and writes, makes d grow along the response.
 * Old weights make d grow with the versions between sampling and learning. Within one version they look like rounding.
 
-An infinite gap has no shape: where one is scored the sums are infinite or NaN, and so is what is read off them. All is
-of sums that add up over micro-batches and ranks.
+An infinite gap has no shape: if one is scored, the sums and the statistics made from them are infinite or NaN. All
+statistics are sums that add up over micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ __all__ = ["observe_gap_shape", "place_stats", "side_stats", "temperature_stats"
 
 
 def side_stats(gap: LogProbGap) -> Stats:
-    """Sides of the gap over the scored tokens.
+    """Return how the gap d = log trainer - log rollout of the scored tokens is divided between both sides of 0.
 
-    ``below_frac``: share of tokens with d <= 0, those of equal log-probs included. ``above_share``: sum of d where it
-    is above 0 over the sum of |d|, in [0, 1]; about .5 of a noise, 0 of a truncated distribution, absent where there is
-    no gap at all. The second counts a token by its gap, so that rounding hides nothing. The kept mass is
-    ``mismatch/weight_mean``.
+    ``below_frac``: share of tokens with d <= 0, including equal log-probs. ``above_share``: sum of the d above 0 over
+    the sum of |d|, in [0, 1]. It is about .5 for noise and 0 for a truncated distribution; absent if there is no gap at
+    all. It weighs a token by its gap, so that rounding hides nothing. The kept mass is ``mismatch/weight_mean``.
     """
     return {
         "mismatch/below_frac": Mean.of(indicator(gap.d <= 0, gap.d), gap.scored),
@@ -54,9 +53,9 @@ def side_stats(gap: LogProbGap) -> Stats:
 
 @dataclass(frozen=True, slots=True)
 class ThroughOrigin(Stat):
-    """Base: sums of squares and products of pairs (x, y) for the line y = b x; absent, settled, where x or y is all 0.
+    """Base of statistics of the line y = b x through the origin: sums of squares and products of pairs (x, y).
 
-    Sums are float64 where the device has it.
+    Not measured if x or y is 0 everywhere. Sums are float64 where the device has it.
     """
 
     xx: Tensor
@@ -65,7 +64,7 @@ class ThroughOrigin(Stat):
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, mask: Tensor) -> Self:
-        """Measure the pairs of ``x`` and ``y`` (one shape) inside ``mask``."""
+        """Measure the pairs of ``x`` and ``y`` (of one shape) inside ``mask``."""
         dtype = torch.float32 if x.device.type == "mps" else torch.float64
         x, y = (keep(z, mask, 0.0).to(dtype) for z in (x, y))
         return cls(masked_count(mask, x), x.square().sum(), y.square().sum(), (x * y).sum())
@@ -80,7 +79,10 @@ class ThroughOrigin(Stat):
 
 
 class Temperature(ThroughOrigin):
-    """T of y = (1 - 1/T) x, > 0; absent, settled, where no temperature explains the line: not even a uniform engine."""
+    """Relative temperature T > 0 in y = (1 - 1/T) x.
+
+    Not measured if no temperature explains the line, not even a uniform engine.
+    """
 
     @override
     def settle(self) -> Self:
@@ -93,7 +95,7 @@ class Temperature(ThroughOrigin):
 
 
 class Explained(ThroughOrigin):
-    """Share of the sum of squares of y that the line explains, in [0, 1]."""
+    """Share of the sum of squares of y that the line y = b x explains, in [0, 1]."""
 
     @override
     def value(self) -> Tensor:
@@ -102,13 +104,14 @@ class Explained(ThroughOrigin):
 
 
 def temperature_stats(gap: LogProbGap, entropy: Tensor | None = None) -> Stats:
-    """The engine's temperature relative to the trainer's, as far as one explains the gap.
+    """Return statistics of the engine's temperature relative to the trainer's, as far as a temperature explains the
+    gap.
 
-    ``logp_slope``: slope of d on the mean of both log-probs, 0 where their spreads are equal, above 0 where the engine
-    is the flatter one; ``logp_corr``: Pearson's correlation of the two, in [-1, 1]. Neither needs an entropy, but
-    sure and unsure places are mixed in them. With ``entropy`` (B, T) nats of the trainer: ``engine_temperature`` > 0,
-    1 where they agree, to first order, and ``temperature_share``, the share of the squared gap that it explains, in
-    [0, 1].
+    ``logp_slope``: slope of d on the mean of both log-probs. It is 0 if both spread equally, above 0 if the engine's
+    distribution is flatter. ``logp_corr``: Pearson's correlation of d and that mean, in [-1, 1]. Neither needs an
+    entropy, but both mix certain and uncertain tokens. With ``entropy`` (B, T) of the trainer, in nats:
+    ``engine_temperature`` > 0, which is 1 if both agree, to first order; and ``temperature_share``, the share of the
+    squared gap that it explains, in [0, 1].
     """
     # On the mean of both, not on the trainer's: a noise in one of them alone would give a slope on that one.
     slope = Slope.of((gap.trainer + gap.rollout) / 2, gap.d, gap.scored)
@@ -128,9 +131,9 @@ def temperature_stats(gap: LogProbGap, entropy: Tensor | None = None) -> Stats:
 
 @dataclass(frozen=True, slots=True)
 class LateOverEarly(Stat):
-    """Size over room of late things, divided by size over room of early ones; >= 0.
+    """Ratio >= 0 of two quotients, sum of sizes over sum of scales: that of late elements over that of early elements.
 
-    Absent, settled, where one side has no size or no room.
+    Not measured if one of the four sums is 0.
     """
 
     early: Tensor
@@ -140,7 +143,9 @@ class LateOverEarly(Stat):
 
     @classmethod
     def of(cls, size: Tensor, room: Tensor, late: Tensor, mask: Tensor) -> Self:
-        """Measure ``size`` and ``room`` (one shape, >= 0) inside ``mask``, which ``late`` (bool) divides."""
+        """Sum ``size`` and its scale ``room`` (of one shape, >= 0) inside ``mask``, separately where ``late`` (bool) is
+        set.
+        """
         on = mask.bool()
         sums = [keep(x, side, 0.0).sum() for side in (on & ~late, on & late) for x in (size, room)]
         return cls(masked_count(mask, size), *sums)
@@ -167,26 +172,29 @@ class LateOverEarly(Stat):
 
 
 def place_stats(gap: LogProbGap) -> Stats:
-    """``late_ratio``: |d| over 1 - p (p the trainer's probability) in the second half of each response's scored tokens
-    over the same in the first half; >= 0, 1 where the place does not matter, > 1 where the gap grows.
+    """Return ``mismatch/late_ratio``, whether the gap between trainer and engine grows along a response.
 
-    A noise of the logits is as large as the token leaves room, so that it is 1 also where responses end surer than they
-    begin. Absent where the tokens of one half are all certain or without a gap.
+    It is sum |d| over sum (1 - p), p the trainer's probability, in the second half of each response's scored tokens,
+    divided by the same in the first half. It is >= 0; 1 if the position does not matter, > 1 if the gap grows. Noise of
+    the logits scales with 1 - p, so that the ratio is 1 also if responses end more certain than they begin. Absent if
+    the tokens of one half are all certain or without a gap.
     """
     late = 2 * gap.scored.cumsum(-1) > gap.scored.sum(-1, keepdim=True)
     return {"mismatch/late_ratio": LateOverEarly.of(gap.d.abs(), -torch.expm1(gap.trainer), late, gap.scored)}
 
 
 def version_stats(gap: LogProbGap, staleness: Tensor) -> Stats:
-    """``absdiff_per_version``: slope of |d| on ``staleness`` (B,), policy versions between sampling and learning.
+    """Return ``mismatch/absdiff_per_version``: the slope of |d| on ``staleness``, in nats per token and version.
 
-    In nats per token and version; absent where all responses are of one age.
+    ``staleness`` (B,): policy versions between sampling and learning of each response. Absent if all are equal.
     """
     return {"mismatch/absdiff_per_version": Slope.of(widen(staleness).unsqueeze(-1), gap.d.abs(), gap.scored)}
 
 
 def observe_gap_shape(batch: TokenBatch) -> Stats:
-    """Return statistics that differ between the causes of a mismatch, if the engine reported log-probs."""
+    """Return the statistics of the batch that differ between causes of a mismatch; empty if the engine gave no
+    log-probs.
+    """
     if batch.rollout_logp is None:
         return {}
     gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)

@@ -1,4 +1,4 @@
-"""Gradient norms per layer, before anything clips them, whole or in shards.
+"""Measure gradient norms per layer, before anything clips them, of whole or sharded gradients.
 
 Ranks do not communicate here: each keeps the squares of the elements it holds, and these add up when the ranks'
 statistics are merged. An element that is copied on several ranks counts on one of them.
@@ -29,7 +29,7 @@ _PEFT = "base_model.model."
 
 @lru_cache(maxsize=8192)
 def layer_of(name: str) -> str:
-    """The layer a parameter belongs to, without the names wrappers add.
+    """Return the name of the layer that a parameter belongs to, without the names that wrappers add.
 
     >>> layer_of("module.model.layers.3.self_attn.q_proj.weight")
     'model.layers.3'
@@ -52,11 +52,11 @@ def plain_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GradNorms:
-    """One step's gradients on this rank.
+    """Sums of squares of one step's gradients by layer, as far as this rank holds and counts them.
 
-    ``layers`` name the entries of ``squares`` (L,), the sum of squares of the elements that count here, of ``held``,
-    how many those are, and of ``sizes``, how many the layer has; in model order. ``broken`` (P,) is 1 for each
-    parameter tensor with a NaN or Inf here (or a norm beyond float32).
+    ``layers``: names of the L layers, in model order. ``squares`` (L,): sum of squares of the elements that count on
+    this rank. ``held``: number of those elements per layer; ``sizes``: number of elements of the layer on all ranks.
+    ``broken`` (P,) is 1 for each parameter tensor with a NaN or Inf on this rank (or a norm beyond float32).
     """
 
     layers: tuple[str, ...]
@@ -67,26 +67,29 @@ class GradNorms:
 
     @property
     def whole(self) -> bool:
-        """True where all elements are here, so that the norms below are those of the layers."""
+        """True if this rank has all elements, so that the norms below are those of the whole layers."""
         return self.held == self.sizes
 
     @property
     def norms(self) -> Tensor:
-        """L2 norm of each layer, (L,), as far as it is here."""
+        """L2 norm of the elements of each layer on this rank, (L,)."""
         return self.squares.sqrt()
 
     @property
     def total(self) -> Tensor:
-        """L2 norm of all together, 0-d, as far as it is here."""
+        """L2 norm of all elements on this rank, 0-d."""
         return self.squares.sum().sqrt()
 
     @property
     def nonfinite(self) -> Tensor:
-        """Number of broken parameter tensors, 0-d."""
+        """Number of parameter tensors with a NaN or Inf on this rank, 0-d."""
         return self.broken.sum()
 
     def stats(self) -> Stats:
-        """``grad_layer/<layer>``, ``optim/grad_norm``, ``nonfinite/grad``: of shards, once all ranks are together."""
+        """Return ``grad_layer/<layer>``, ``optim/grad_norm`` and ``nonfinite/grad``.
+
+        If gradients are sharded, these have a value once the statistics of all ranks are merged.
+        """
         held, size = sum(self.held), sum(self.sizes)
         rows = zip(self.layers, self.squares.unbind(), self.held, self.sizes, strict=True)
         return {
@@ -96,10 +99,10 @@ class GradNorms:
         }
 
     def unscaled_stats(self, total: Tensor) -> Stats:
-        """Statistics of gradients that still carry a loss scale; ``total`` is their norm without it, 0-d.
+        """Return statistics of gradients that still carry a loss scale; ``total`` is their norm without the scale, 0-d.
 
-        An overflow is how a scaler finds its scale (the step is skipped): then nothing was measured, and
-        ``optim/step_skipped`` is 1. Layers only where all elements are here.
+        A loss scaler finds its scale by overflows, after which it skips the step. Then no norm is measured, and
+        ``optim/step_skipped`` is 1. Layers are reported only if this rank has all elements.
         """
         finite = total.detach().isfinite()
         scaled = self.total
@@ -115,16 +118,16 @@ class GradNorms:
 def grad_norms(parameters: Iterable[tuple[str, Parameter]], *, rank: int = 0) -> GradNorms | None:
     """Return current gradient norms of ``parameters`` (name, parameter); None if this rank counts none.
 
-    Accumulated in float32 whatever the gradients' type. Gradients are read, never changed. Of a DTensor this rank's
-    shard counts, on the lowest of the ranks that hold the same one; a whole gradient counts on ``rank`` 0, because
-    data-parallel ranks all have the same. DeepSpeed's partitions count where they are, between the backward and the
-    engine's step. What FSDP1 flattens and what still waits to be reduced is not measured.
+    Squares are accumulated in float32 or wider, whatever the gradients' type. Gradients are read, never changed. Of a
+    DTensor this rank's shard counts, on the lowest of the ranks that hold the same shard; a whole gradient counts on
+    ``rank`` 0, because data-parallel ranks all have the same. DeepSpeed's partitions count where they are, between the
+    backward and the engine's step. Gradients that FSDP1 flattens, or that still wait to be reduced, are not measured.
     """
     return norms_of([Piece.of(name, p, rank) for name, p in parameters if p.grad is not None or partitioned(p)])
 
 
 def norms_of(pieces: Sequence[Piece]) -> GradNorms | None:
-    """Return gradient norms of the parts that this rank counts; None if there are none."""
+    """Return gradient norms by layer of the ``pieces`` that this rank counts; None if it counts none."""
     counted = {piece.name: piece.counted for piece in pieces if piece.counted is not None}
     if not counted:
         return None
@@ -145,7 +148,9 @@ def norms_of(pieces: Sequence[Piece]) -> GradNorms | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One gradient: ``counted`` is the part that this rank counts, None if none, of ``size`` elements in all."""
+    """The gradient of one parameter: the part ``counted`` that this rank counts (None if none), and its ``size`` on all
+    ranks.
+    """
 
     name: str
     counted: Tensor | None
@@ -153,7 +158,7 @@ class Piece:
 
     @classmethod
     def of(cls, name: str, parameter: Parameter, rank: int) -> Piece:
-        """Return the part of the gradient of ``parameter`` that this rank counts."""
+        """Return the part of the gradient of ``parameter`` that this ``rank`` counts."""
         if parameter.grad is None:
             return cls(name, _partition(parameter), parameter.numel())
         grad = parameter.grad
@@ -165,12 +170,12 @@ class Piece:
 
     @property
     def held(self) -> int:
-        """Elements that count here."""
+        """Number of elements that count on this rank."""
         return 0 if self.counted is None else self.counted.numel()
 
 
 def shard_of(grad: Any) -> Tensor | None:
-    """Return the part of a DTensor on this rank; None unless it is the first copy and fully reduced."""
+    """Return the part of a DTensor on this rank; None unless this rank has its first copy, fully reduced."""
     place = grad.device_mesh.get_coordinate()
     if place is None or any(placement.is_partial() for placement in grad.placements):
         return None
@@ -181,7 +186,9 @@ def shard_of(grad: Any) -> Tensor | None:
 
 
 def partitioned(parameter: Parameter) -> bool:
-    """True if DeepSpeed (ZeRO-1, -2) shards the gradient of ``parameter`` over ranks, and leaves no ``.grad``."""
+    """Return True if DeepSpeed (ZeRO-1, -2) shards the gradient of ``parameter`` over ranks, and leaves no
+    ``.grad``.
+    """
     return parameter.grad is None and hasattr(parameter, "_hp_mapping")
 
 
@@ -206,7 +213,7 @@ def _squares(grads: list[Tensor]) -> list[Tensor]:
 
 
 def norm_of_each(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """L2 norm of each tensor, 0-d, accumulated in ``dtype``: all on one device, wherever the tensors are."""
+    """Return the L2 norm of each tensor, 0-d, accumulated in ``dtype``, all on one device wherever the tensors are."""
     if not tensors:
         return []
     here, norms = meeting_place(tensors), dict[int, Tensor]()
@@ -225,7 +232,9 @@ def norm_of_each(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) 
 
 @dataclass(frozen=True, slots=True)
 class ShardedNorm(Stat):
-    """Base: of ``size`` elements, ``held`` are in ``kept``, the others on other ranks."""
+    """Base of statistics of a tensor in shards: this rank has ``held`` of the ``size`` elements, summarised in
+    ``kept``.
+    """
 
     kept: Tensor
     held: int
@@ -233,12 +242,12 @@ class ShardedNorm(Stat):
 
     @classmethod
     def of(cls, kept: Tensor, held: int, size: int) -> Self:
-        """Keep the elements that this rank holds."""
+        """Make the statistic of the elements that this rank holds, from their summary ``kept``."""
         return cls(kept.new_full((), float(held >= size)), kept, held, size)
 
     @override
     def merge(self, other: Self) -> Self:
-        """The later of two measurements."""
+        """Return the later of two measurements."""
         return other
 
     @override
@@ -251,12 +260,12 @@ class ShardedNorm(Stat):
 
     @abstractmethod
     def together(self, kept: Tensor) -> Tensor:
-        """Combine the elements of this rank and of another."""
+        """Return the summary of the elements of this rank and another, given the other's ``kept``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm(ShardedNorm):
-    """L2 norm; keeps the sum of squares, 0-d."""
+    """L2 norm of a tensor in shards; ``kept`` is the sum of squares of this rank's elements, 0-d."""
 
     @override
     def together(self, kept: Tensor) -> Tensor:
@@ -269,7 +278,7 @@ class Norm(ShardedNorm):
 
 @dataclass(frozen=True, slots=True)
 class Marked(ShardedNorm):
-    """Number of marked tensors among P; keeps a mark (0 or 1) for each, which any of its shards can set."""
+    """Number of marked tensors among P; ``kept`` (P,) is a mark (0 or 1) for each, which any of its shards can set."""
 
     @override
     def together(self, kept: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Groups of responses to one prompt: their rewards, pass@k, answers and first actions.
+"""Statistics of groups of responses to one prompt: their rewards, pass@k, answers and first actions.
 
 The statistic of a group needs all its responses, so these statistics keep one value for each response until the step
 ends. Groups have int64 ids; an id below 0 is valid only within its own batch, so that the groups of two batches remain
@@ -43,26 +43,32 @@ class Grouping:
 
     @classmethod
     def of(cls, ids: Tensor) -> Self:
-        """Label responses by the ``ids`` (N,) of their groups."""
+        """Return the partition of responses by the ``ids`` (N,) of their groups."""
         ordered, order = ids.sort()
         fresh = torch.ones_like(ordered, dtype=torch.bool)
         fresh[1:] = ordered[1:] != ordered[:-1]
         return cls(torch.empty_like(order).scatter_(0, order, fresh.cumsum(0) - 1))
 
     def total(self, x: Tensor) -> Tensor:
-        """Sums of ``x`` (N, ...) within each group, (N, ...); 0 for a label that no response has."""
+        """Return the sums of ``x`` (N, ...) within each group, by label, (N, ...); 0 for a label that no response
+        has.
+        """
         return torch.zeros_like(x).index_add_(0, self.labels, x)
 
     def largest(self, x: Tensor) -> Tensor:
-        """Maxima of the floats ``x`` (N,) within each group, (N,); -inf for a label that no response has."""
+        """Return the maxima of ``x`` (N,) float within each group, by label, (N,); -inf for a label that no response
+        has.
+        """
         return torch.full_like(x, -torch.inf).scatter_reduce_(0, self.labels, x, "amax")
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped(Stat):
-    """Base of group statistics: keeps ``values`` (B, ...), ``groups`` (B,) and ``masks`` of every batch until read.
+    """Base of group statistics: keeps ``values`` (B, ...), ``groups`` (B,) and ``masks`` of every batch until it is
+    read.
 
-    ``count`` is the number of values kept; :meth:`settle` computes what can be measured of groups.
+    ``count`` is the number of values kept; :meth:`settle` computes the statistic, whose count is that of what was
+    measured.
     """
 
     values: tuple[Tensor, ...]
@@ -71,7 +77,11 @@ class Grouped(Stat):
 
     @classmethod
     def of(cls, values: Tensor, groups: Tensor, mask: Tensor) -> Self:
-        """Keep copies of the values inside ``mask``, (B,) or shaped as ``values``: a trainer may reuse its memory."""
+        """Keep copies of the values inside ``mask``, (B,) or shaped as ``values``, because a trainer may reuse its
+        memory.
+
+        ``groups`` (B,): ids of the groups.
+        """
         kept = (values.detach().clone(), groups.detach().clone(), mask.detach().bool().clone())
         return cls(masked_count(mask, mask.float()), *((tensor,) for tensor in kept))
 
@@ -86,12 +96,12 @@ class Grouped(Stat):
         )
 
     def reduce(self) -> Stat:
-        """Return the statistic without the values, which are not needed if no group continues in another batch."""
+        """Return the statistic without the kept values, which are not needed if no group continues in another batch."""
         return self.over(joined(self.values), joined(self.masks), grouped_by(self.groups))
 
     @abstractmethod
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Stat:
-        """The statistic of all values together."""
+        """Return the statistic of the ``values`` (N, ...) of all batches inside ``mask``, grouped by ``grouping``."""
 
     @override
     def settle(self) -> Stat:
@@ -104,17 +114,19 @@ class Grouped(Stat):
 
 @lru_cache(maxsize=4)
 def joined(pieces: tuple[Tensor, ...]) -> Tensor:
-    """The values of all batches in one tensor (N, ...).
+    """Return the values of all batches in one tensor (N, ...).
 
-    Many statistics keep the very same tensors, and tensors are equal in a cache only if they are identical: so this is
-    done once for all of them, and so is what follows from it.
+    Many statistics keep the very same tensors, and tensors are equal in a cache only if they are identical. So the
+    result, and what is computed from it, is shared by all those statistics.
     """
     return torch.cat(pieces)
 
 
 @lru_cache(maxsize=2)
 def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
-    """Group the responses of all batches by their ids; ids below 0 of different batches differ."""
+    """Return the partition of the responses of all batches by their group ids; ids below 0 of different batches
+    differ.
+    """
     apart, seen = [], 0
     for ids in pieces:
         apart.append(torch.where(ids < 0, ids - seen, ids))
@@ -128,16 +140,17 @@ def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
 # ``scores`` (B, 2): the reward, and 1 for a right response, 0 for a wrong one, NaN where that is not known.
 
 EQUAL_RELATIVE, EQUAL_ABSOLUTE = 1e-6, 1e-8
-"""Rewards this close are equal: sums of parts in float32 differ by their rounding."""
+"""Relative and absolute difference up to which rewards are equal: sums of parts in float32 differ by their rounding."""
 
 PASS_AT = (1, 2, 4, 8, 16, 32, 64)
-"""The k of pass@k and all-correct@k."""
+"""Values of k for which pass@k and all-correct@k are reported."""
 
 
 def scores(rewards: Tensor, right: Tensor | None = None) -> Tensor:
-    """Scores (B, 2) of ``rewards`` (B,) and, where the trainer judges separately, ``right`` (B,) bool.
+    """Return scores (B, 2): the ``rewards`` (B,), and 1 for a right, 0 for a wrong response, NaN if that is not known.
 
-    Without ``right`` a reward of 1 is right and a reward of 0 or -1 wrong; of any other reward it is not known.
+    ``right`` (B,) bool: given if the trainer judges separately from the reward. Without it a reward of 1 is right, one
+    of 0 or -1 wrong, and any other unknown.
     """
     r = widen(rewards)
     if right is not None:
@@ -153,9 +166,11 @@ def near(x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Per group label (N,): responses scored, and of these right; whether the group is measured, and what it is.
+    """Results of judging groups by their rewards, each (N,) by group label.
 
-    ``unknown`` (0-d) is of how many responses it is not known whether they are right.
+    ``size``: responses scored; ``rights``: of these right. ``measured``: the group has at least two scored responses,
+    all finite. ``flat``: all rewards are equal; ``right``, ``wrong``: flat, and all responses are right, or all wrong.
+    ``unknown`` (0-d): number of responses of which it is not known whether they are right.
     """
 
     size: Tensor
@@ -168,18 +183,20 @@ class Verdicts:
 
     @property
     def other(self) -> Tensor:
-        """Flat, but neither right nor wrong as a whole."""
+        """Mask of groups with equal rewards that are neither all right nor all wrong."""
         return self.flat & ~self.right & ~self.wrong
 
     @property
     def effective(self) -> Tensor:
-        """Groups of unequal rewards, which teach something."""
+        """Mask of measured groups with unequal rewards, which have a learning signal."""
         return self.measured & ~self.flat
 
 
 @lru_cache(maxsize=2)
 def verdicts_of(values: Tensor, mask: Tensor, grouping: Grouping) -> Verdicts:
-    """Judge each group by the scores ``values`` (N, 2) inside ``mask`` (N,); once for all statistics of them."""
+    """Judge each group by the scores ``values`` (N, 2) inside ``mask`` (N,); all statistics of the same tensors share
+    the result.
+    """
     reward, right = values.unbind(-1)
     size, broken, rights, wrongs = grouping.total(
         torch.stack([mask, mask & ~reward.isfinite(), mask & (right == 1), mask & (right == 0)], -1).float()
@@ -194,7 +211,9 @@ def verdicts_of(values: Tensor, mask: Tensor, grouping: Grouping) -> Verdicts:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesIn(Grouped):
-    """Fraction of the responses in measured groups whose group is ``kind``: an attribute of :class:`Verdicts`."""
+    """Fraction of the responses in measured groups whose group is ``kind``: the name of an attribute of
+    :class:`Verdicts`.
+    """
 
     kind: str = "flat"
 
@@ -206,7 +225,7 @@ class ResponsesIn(Grouped):
 
 @dataclass(frozen=True, slots=True)
 class GroupsThat(Grouped):
-    """Number of measured groups that are ``kind``: an attribute of :class:`Verdicts`."""
+    """Number of measured groups that are ``kind``: the name of an attribute of :class:`Verdicts`."""
 
     kind: str = "effective"
 
@@ -218,7 +237,7 @@ class GroupsThat(Grouped):
 
 @dataclass(frozen=True, slots=True)
 class GroupStd(Grouped):
-    """Standard deviation (ddof 1) of the rewards of a measured group, mean over responses."""
+    """Standard deviation (ddof 1) of the rewards of a response's group, mean over the responses in measured groups."""
 
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
@@ -233,7 +252,7 @@ class GroupStd(Grouped):
 
 @dataclass(frozen=True, slots=True)
 class Unless(Mean):
-    """A mean that does not exist if anything was ``against`` it."""
+    """A mean that is not measured if anything was counted ``against`` it."""
 
     against: Tensor
 
@@ -251,8 +270,8 @@ class Unless(Mean):
 class PassAt(Grouped):
     """Unbiased chance that of ``k`` responses to a prompt one is right (or, with ``every``, all are), mean over groups.
 
-    Chen et al., arXiv 2107.03374: 1 - C(n - c, k) / C(n, k) for c right ones of n, over the groups with n >= k.
-    Not measured if of a single scored response of the step it is not known whether it was right.
+    Chen et al., arXiv 2107.03374: 1 - C(n - c, k) / C(n, k) for c right ones of n, over the groups with n >= k. Not
+    measured if for any scored response of the step it is not known whether it was right.
     """
 
     k: int = 1
@@ -269,9 +288,11 @@ class PassAt(Grouped):
 
 @dataclass(frozen=True, slots=True)
 class StarvationMargin(Grouped):
-    """Pass rate over the one at which half of the groups are expected to be all wrong, of the groups' sizes.
+    """Mean pass rate over the pass rate at which half of the groups are expected to be all wrong, given the groups'
+    sizes.
 
-    (1 - p)^g > 1/2 below p* = 1 - 2^(-1/g) (arXiv 2606.18487). Not measured where :class:`PassAt` is not.
+    (1 - p)^g > 1/2 below p* = 1 - 2^(-1/g) (arXiv 2606.18487). Not measured if for any scored response it is not known
+    whether it was right.
     """
 
     @override
@@ -285,7 +306,10 @@ class StarvationMargin(Grouped):
 
 
 def all_among(some: Tensor, n: Tensor, k: int) -> Tensor:
-    """Chance that ``k`` drawn of ``n`` without putting back are all among ``some`` of them: C(some, k) / C(n, k)."""
+    """Return the chance that ``k`` of ``n``, drawn without replacement, are all among ``some``: C(some, k) / C(n, k).
+
+    ``some`` and ``n`` are tensors of one shape.
+    """
     # As the product of (some - i) / (n - i), i < k: binomials of 30 and more exceed the 24 bits of float32, while these
     # factors are within [0, 1].
     # A factor is 0 from i = some on, so that fewer than k give 0.
@@ -295,7 +319,11 @@ def all_among(some: Tensor, n: Tensor, k: int) -> Tensor:
 
 
 def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor | None) -> dict[str, Grouped]:
-    """Statistics of the rewards of groups under their canonical names; all arguments (B,)."""
+    """Return metric name -> statistic of the rewards of groups; all arguments are (B,).
+
+    ``groups``: ids of the groups. ``scored``: True for responses that have a reward. ``right``: whether a response is
+    right, or None.
+    """
     kept = GroupStd.of(scores(rewards, right), groups, scored)
     state = (kept.count, kept.values, kept.groups, kept.masks)
     return {
@@ -321,7 +349,11 @@ def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor 
 
 @dataclass(frozen=True, slots=True)
 class AnswerStat(Grouped):
-    """Mean over groups of ``kind``: ``unique`` and ``majority`` over the number of answers, ``entropy`` in nats."""
+    """Mean over groups of a statistic of their answers; groups with fewer than two answers are not measured.
+
+    ``kind``: ``unique``, number of different answers over the number of answers; ``majority``, share of the most
+    frequent answer; ``entropy`` of the answers, in nats.
+    """
 
     kind: str = "unique"
 
@@ -345,7 +377,9 @@ class AnswerStat(Grouped):
 
 
 def occurrences(values: Tensor, labels: Tensor) -> Tensor:
-    """Count of each response's value, ``values`` (N,), within its group, ``labels`` (N,); floats (N,)."""
+    """Return how often each response's value (``values`` (N,)) occurs within its group (``labels`` (N,)); floats
+    (N,).
+    """
     # Sorted by value, then stably by label: equal (label, value) pairs lie together, and numbering these runs makes a
     # grouping of its own. No pair of int64 would fit one sortable key, and nothing here may wait for the device.
     order = values.argsort(stable=True)
@@ -358,7 +392,11 @@ def occurrences(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def answer_stats(answers: Tensor, groups: Tensor) -> dict[str, Grouped]:
-    """``reward/unique_answers``, ``reward/majority_share``, ``reward/answer_entropy`` of ``answers`` (B,)."""
+    """Return ``reward/unique_answers``, ``reward/majority_share`` and ``reward/answer_entropy`` (nats).
+
+    ``answers`` (B,): int64 codes, equal for equal answers, negative if no answer was extracted. ``groups`` (B,): ids of
+    the groups.
+    """
     kept = AnswerStat.of(answers, groups, answers >= 0)
     state = (kept.count, kept.values, kept.groups, kept.masks)
     return {
@@ -372,7 +410,7 @@ def answer_stats(answers: Tensor, groups: Tensor) -> dict[str, Grouped]:
 # likelihood displacement (arXiv 2512.04220).
 
 FIRST_ACTION = 64
-"""Positions compared."""
+"""Number of first token positions that are compared."""
 
 _BASE = 2**21
 """Larger than any vocabulary."""
@@ -400,7 +438,10 @@ class Agreement(Grouped):
 
 
 def agreement(ids: Tensor, mask: Tensor, groups: Tensor) -> Agreement:
-    """Agreement in the first :data:`FIRST_ACTION` positions of ``ids`` (B, T) inside ``mask``; ``groups`` (B,)."""
+    """Return how far the responses of a group agree in their first :data:`FIRST_ACTION` tokens.
+
+    ``ids`` (B, T), ``mask`` (B, T), ``groups`` (B,): ids of the groups.
+    """
     short = max(0, FIRST_ACTION - ids.shape[1])
     return Agreement.of(
         pad(ids[:, :FIRST_ACTION].long(), (0, short)), groups, pad(mask[:, :FIRST_ACTION].bool(), (0, short))

@@ -1,4 +1,4 @@
-"""Histograms of token quantities of a batch: counts in bins that need no settings, so that batches and ranks add up."""
+"""Histograms of token quantities of a batch: counts in fixed bins, so that batches and ranks can be added."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from rlwatch.tensors.mismatch import LogProbGap
 from rlwatch.tensors.tokens import TokenBatch
 
 PREFIX = "distribution/"
-"""Begins the names of histograms among the statistics of a batch; the rest is that of the quantity."""
+"""Prefix of the names of histograms among the statistics of a batch; the name of the quantity follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Stat):
-    """Counts ``bins`` (int64) in the bins of :mod:`rlwatch.distributions`. Not a number to report, but a record."""
+    """Counts (int64) of values in the fixed bins of :mod:`rlwatch.distributions`; recorded, but not reported as a
+    number.
+    """
 
     bins: Tensor
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor, bits: int) -> Self:
-        """Count ``x`` inside ``mask`` (same shape); ``bits`` of the mantissa define the bins."""
+        """Count the values ``x`` inside ``mask`` (of the same shape), in bins by sign, exponent and ``bits`` of the
+        mantissa.
+        """
         # The sign, the exponent and the first bits of the mantissa are the bin: a shift, where logarithms and a search
         # of edges took ten times as long. Counts are whole numbers, so their order does not matter.
         raw = widen(x).float().contiguous().view(torch.int32)
@@ -47,7 +51,11 @@ class Histogram(Stat):
 
 
 def observe_distributions(batch: TokenBatch) -> Stats:
-    """Return histograms of the quantities in a batch: log-ratio to the old policy, log-prob gap, entropy."""
+    """Return histograms of the batch's token quantities whose inputs it has.
+
+    They are the log-ratio of the policy to the old policy, the gap between the log-probs of trainer and rollout engine
+    (both in nats), and the entropy (nats).
+    """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     if batch.old_logp is not None:
         found["log_ratio"] = widen(batch.logp) - widen(batch.old_logp), batch.mask
@@ -61,6 +69,6 @@ def observe_distributions(batch: TokenBatch) -> Stats:
 
 
 def taken_apart(stats: Mapping[str, Stat]) -> tuple[Stats, dict[str, Histogram]]:
-    """Statistics that are numbers, and the histograms among them by quantity."""
+    """Split statistics into those that are numbers, by metric name, and histograms, by quantity."""
     histograms = {name.removeprefix(PREFIX): stat for name, stat in stats.items() if isinstance(stat, Histogram)}
     return {name: stat for name, stat in stats.items() if not isinstance(stat, Histogram)}, histograms

@@ -21,28 +21,31 @@ from rlwatch.tensors.mergeable import Ess, Max, Mean, Min, Quantile, ShareStat, 
 from rlwatch.tensors.tokens import TokenBatch
 
 FAR = math.log(2)
-"""|x| above this (nats): the reference finds a token more than twice, or less than half, as likely."""
+"""Nats. If |x| is above this, the reference gives a token more than twice, or less than half, the probability."""
 UNLIKELY = math.log(0.1)
-"""Log-prob of a token below which the policy that sampled it hardly expected it."""
+"""Log-prob (nats) of a token below which the policy that sampled it hardly expected it."""
 
 SATURATED = 10.0
-"""verl clamps k3 here (and |x| at 20, which is further out): beyond it the penalty has no gradient."""
+"""Nats. verl clamps k3 here (and |x| at 20, which is further out): beyond it the penalty has no gradient."""
 _FINITE = -1e30
 """Added to the infinity of exp(-x), where -inf would make NaN of it."""
 
 
 def k1(x: Tensor) -> Tensor:
-    """Estimate KL by the log-ratio itself."""
+    """Return the estimate k1 of KL(pi || ref): the log-ratio ``x`` = log pi - log ref itself, nats."""
     return x
 
 
 def k2(x: Tensor) -> Tensor:
-    """Estimate KL by half the square of the log-ratio."""
+    """Return the estimate k2 of KL(pi || ref): half the square of the log-ratio ``x`` = log pi - log ref, nats."""
     return x.square() / 2
 
 
 def k3(x: Tensor) -> Tensor:
-    """exp(-x) - 1 + x, accurate near 0; inf where exp(-x) overflows (nothing is clamped: an overflow is to be seen)."""
+    """Return the estimate k3 of KL(pi || ref): exp(-x) - 1 + x with the log-ratio ``x`` = log pi - log ref, nats.
+
+    It is accurate near 0, and inf where exp(-x) overflows: nothing is clamped, so that an overflow shows.
+    """
     # Near 0 the value is x^2 / 2. In float32 exp(-x) - 1 is off by 6e-8, more than the whole value at x = 1e-4; expm1
     # is off by 6e-12. The clamp touches x = -inf only (a token the policy itself finds impossible), where inf + -inf is
     # NaN.
@@ -50,16 +53,19 @@ def k3(x: Tensor) -> Tensor:
 
 
 def kl_of_responses(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
-    """Mean k3 of the tokens of each response, nats a token, (B,); all (B, T). 0 for a response without tokens."""
+    """Return the mean k3 of the tokens of each response, nats per token, (B,); 0 for a response without tokens.
+
+    ``logp``, ``ref_logp`` (nats) and ``mask`` are (B, T).
+    """
     on = mask.bool()
     return keep(k3(widen(logp) - widen(ref_logp)), on, 0.0).sum(-1) / on.sum(-1).clamp(min=1)
 
 
 def weighted_k3(estimate: Tensor, log_ratio: Tensor) -> Tensor:
-    """``estimate`` (k3) times the importance ratio exp(``log_ratio``) = pi / pi_old, any shape.
+    """Return ``estimate`` (k3) times the importance ratio pi / pi_old = exp(``log_ratio``), in any shape.
 
-    Unbiased for KL(pi || ref) on samples of the old policy (DeepSeek-V3.2, arXiv 2512.02556); what TRL logs as ``kl``
-    with ``use_bias_correction_kl``.
+    It is unbiased for KL(pi || ref) on samples of the old policy (DeepSeek-V3.2, arXiv 2512.02556). TRL logs it as
+    ``kl`` with ``use_bias_correction_kl``.
     """
     return widen(log_ratio).exp() * estimate
 
@@ -76,7 +82,9 @@ def _estimates(x: Tensor, estimate: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_kl(batch: TokenBatch) -> Stats:
-    """Return the KL to the reference, if there is one, and its concentration on tokens."""
+    """Return estimates of the KL to the reference policy, and its concentration on few tokens; empty without a
+    reference.
+    """
     if batch.ref_logp is None:
         return {}
     x = widen(batch.logp) - widen(batch.ref_logp)
@@ -100,7 +108,7 @@ def _shares(batch: TokenBatch, estimate: Tensor) -> Stats:
 
 
 def observe_kl_quantiles(batch: TokenBatch) -> Stats:
-    """``policy/kl_ref_p99``: 99th percentile of k3 over tokens, nats."""
+    """Return ``policy/kl_ref_p99``: the 99th percentile of k3 over tokens, nats; empty without a reference."""
     if batch.ref_logp is None:
         return {}
     return {"policy/kl_ref_p99": Quantile.of(k3(widen(batch.logp) - widen(batch.ref_logp)), batch.mask, 0.99)}
@@ -110,12 +118,13 @@ def observe_kl_quantiles(batch: TokenBatch) -> Stats:
 
 
 def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
-    """Token ratios r between ``logp`` and ``old_logp`` (B, T), over ``mask`` (B, T); x = log r.
+    """Return statistics of token ratios r = exp(x), x = ``logp`` - ``old_logp``; all arguments (B, T), log-probs in
+    nats.
 
-    ``ratio/mean``, ``max``, ``min`` are unitless and >= 0 (inf where exp overflows); ``ratio/ess`` is the
-    effective sample size over the number of tokens; ``ratio/chi2`` is <r^2> - 1, which may be negative on a sample;
-    ``ratio/m2`` is <x^2> (M2PO, arXiv 2510.01161) and ``ratio/log_absmax`` the largest |x|, in nats;
-    ``policy/kl_old`` is <-x>, nats per token; ``ratio/tv`` and ``tv_max`` are of |pi - pi_old|, in [0, 1].
+    ``ratio/mean``, ``max``, ``min`` are unitless and >= 0 (inf where exp overflows); ``ratio/ess`` is the effective
+    sample size over the number of tokens; ``ratio/chi2`` is <r^2> - 1, which may be negative on a sample; ``ratio/m2``
+    is <x^2> (M2PO, arXiv 2510.01161) and ``ratio/log_absmax`` the largest |x|, in nats; ``policy/kl_old`` is <-x>, nats
+    per token; ``ratio/tv`` and ``tv_max`` are mean and maximum of |pi - pi_old|, in [0, 1].
     """
     x = widen(logp) - widen(old_logp)
     ratio, moved = x.exp(), (widen(logp).exp().clamp(max=1) - widen(old_logp).exp().clamp(max=1)).abs()
@@ -134,25 +143,26 @@ def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
 
 
 def chi2(log_weight: Tensor) -> Tensor:
-    """w^2 - 1 of the weight w = exp(``log_weight``): its mean is chi^2(pi || pi_old) if <w> = 1. Any shape."""
+    """Return w^2 - 1 of the weight w = exp(``log_weight``), any shape; its mean is chi^2(pi || pi_old) if <w> = 1."""
     # expm1: of ratios near 1, which a healthy run has, exp(2x) - 1 in float32 keeps two or three digits.
     return torch.expm1(2 * widen(log_weight))
 
 
 def sequence_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, *, per_token: bool = False) -> Tensor:
-    """Sum over the tokens of a response of log pi - log pi_old, shape (B,), nats.
+    """Return the sum over each response's tokens of log pi - log pi_old, (B,), nats; the arguments are (B, T).
 
-    ``per_token`` divides by the number of tokens: the exponential is then the geometric mean of GSPO
-    (arXiv 2507.18071); NaN for a response without tokens.
+    ``per_token`` divides by the number of tokens: the exponential is then the geometric mean of GSPO (arXiv
+    2507.18071); NaN for a response without tokens.
     """
     total = keep(widen(logp) - widen(old_logp), mask, 0.0).sum(-1)
     return total / mask.bool().sum(-1) if per_token else total
 
 
 def sequence_ratio_stats(log_ratio: Tensor, measured: Tensor) -> Stats:
-    """Ratios of whole responses: ``ratio/seq_mean``, ``seq_max``, ``seq_ess`` (effective sample size over B).
+    """Return statistics of the ratios of whole responses: ``ratio/seq_mean``, ``seq_max``, ``seq_ess``.
 
-    ``log_ratio`` (B,) nats; ``measured`` (B,) which responses have tokens at all.
+    ``log_ratio`` (B,) in nats. ``measured`` (B,): True for responses that have tokens. ``seq_ess`` is the effective
+    sample size over the number of responses.
     """
     ratio = widen(log_ratio).exp()
     return {
@@ -163,10 +173,11 @@ def sequence_ratio_stats(log_ratio: Tensor, measured: Tensor) -> Stats:
 
 
 def response_ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
-    """Both ratios a response can have, whatever the loss: the geometric mean of its tokens' and their product.
+    """Return statistics of both ratios that a response can have, whatever the loss uses; all arguments are (B, T).
 
-    ``ratio/geo_mean``, ``geo_max``, ``geo_min``; ``ratio/product_ess``, the effective sample size of products over
-    their number; ``ratio/log_var_growth`` (nats^2 per token), by which it falls with length. All of raw ratios.
+    The two are the geometric mean of its tokens' ratios (``ratio/geo_mean``, ``geo_max``, ``geo_min``) and their
+    product. ``ratio/product_ess``: effective sample size of the products over their number. ``ratio/log_var_growth``:
+    nats^2 per token, by which it falls with length. Ratios are unclipped.
     """
     total = sequence_log_ratio(logp, old_logp, mask)
     length, measured = mask.bool().sum(-1), mask.bool().any(-1)
@@ -181,7 +192,10 @@ def response_ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_ratios(batch: TokenBatch) -> Stats:
-    """Ratios of tokens and responses; without a measured old policy they are 1 by definition and not reported."""
+    """Return statistics of the importance ratios of tokens and responses.
+
+    Empty if the old policy's log-probs were not measured, because the ratios are then 1 by definition.
+    """
     if batch.old_logp is None:
         return {}
     return {
@@ -192,7 +206,9 @@ def observe_ratios(batch: TokenBatch) -> Stats:
 
 
 def observe_ratio_quantiles(batch: TokenBatch) -> Stats:
-    """``ratio/p99``: 99th percentile of token ratios."""
+    """Return ``ratio/p99``: the 99th percentile of token ratios; empty if the old policy's log-probs were not
+    measured.
+    """
     if batch.old_logp is None:
         return {}
     return {"ratio/p99": Quantile.of((widen(batch.logp) - widen(batch.old_logp)).exp(), batch.mask, 0.99)}
@@ -204,16 +220,16 @@ def observe_ratio_quantiles(batch: TokenBatch) -> Stats:
 def clip_stats(
     x: Tensor, advantages: Tensor, mask: Tensor, *, low: float, high: float, dual: float | None = None
 ) -> Stats:
-    """Fractions of ``mask`` where the PPO clip [1 - low, 1 + high] binds r = exp(``x``), so that no gradient is left.
+    """Return the fractions of tokens where the PPO clip [1 - low, 1 + high] binds r = exp(``x``): they get no gradient.
 
     ``ratio/clipfrac_low``: r < 1 - low and A < 0; ``clipfrac_high``: r > 1 + high and A > 0; ``clipfrac``: either
-    (verl's ``pg_clipfrac``, TRL's ``clip_ratio/region_mean``). With ``dual`` = c > 1, of dual-clip PPO
-    (arXiv 1912.09729), ``clipfrac_dual``: r > c and A < 0 (verl's ``pg_clipfrac_lower``).
+    (verl's ``pg_clipfrac``, TRL's ``clip_ratio/region_mean``). With ``dual`` = c > 1, of dual-clip PPO (arXiv
+    1912.09729), ``clipfrac_dual``: r > c and A < 0 (verl's ``pg_clipfrac_lower``).
 
-    ``x`` (B, T) log-ratios of tokens, or (B, 1) of whole responses, as GSPO clips them: then ``mask`` (B, T) weighs a
-    response by its tokens as verl does, (B, 1) counts each once as TRL does. ``advantages`` (B, T) or (B, 1). For
-    TRL's CISPO, which caps the ratio at c: ``low=inf, high=c - 1``, and no ``clipfrac_low``. NaN where a ratio or an
-    advantage is.
+    ``x``: log-ratios (B, T) of tokens, or (B, 1) of whole responses, as GSPO clips them. In the second case ``mask``
+    (B, T) weighs a response by its tokens as verl does, (B, 1) counts each once as TRL does. ``advantages`` (B, T) or
+    (B, 1). For TRL's CISPO, which caps the ratio at c: ``low=inf, high=c - 1``, and no ``clipfrac_low``. NaN if a ratio
+    or an advantage is.
     """
     ratio = widen(x).exp()
     below, above = clipped_sides(ratio, advantages, low=low, high=high)
@@ -226,19 +242,24 @@ def clip_stats(
 
 
 def clipped_sides(ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Tokens where the PPO clip binds below and above, bool in the common shape of ``ratio`` and ``advantages``."""
+    """Return masks of where the PPO clip [1 - low, 1 + high] binds: below with A < 0, and above with A > 0.
+
+    Both are bool, in the common shape of ``ratio`` and ``advantages``.
+    """
     # min(r A, clip(r) A) takes the clipped side, and so has no gradient, only where clipping lowers it: r beyond the
     # upper bound with A > 0, beyond the lower one with A < 0.
     return (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0)
 
 
 def truncated(x: Tensor, *, low: float = math.inf, high: float = math.inf) -> Tensor:
-    """Log-ratios ``x`` of weights truncated to [1 - low, 1 + high], same shape; NaN stays NaN."""
+    """Return the log-ratios ``x`` clamped so that the weights lie in [1 - low, 1 + high]; same shape, NaN stays NaN."""
     return widen(x).clamp(math.log(1 - low) if low < 1 else -torch.inf, math.log(1 + high))
 
 
 def observe_clipping(batch: TokenBatch) -> Stats:
-    """Clip fractions, if the loss has a token-level clip, the old policy was measured and advantages are known."""
+    """Return clip fractions; empty unless the loss has a token-level clip and old log-probs and advantages are
+    known.
+    """
     advantages = batch.token_advantages
     if batch.old_logp is None or batch.clip is None or advantages is None:
         return {}
@@ -253,15 +274,17 @@ def observe_clipping(batch: TokenBatch) -> Stats:
 # Responses too far from the policy that sampled them: DeepSeek-V3.2's off-policy mask, and age in versions.
 
 OFF_POLICY_DELTA = 0.5
-"""Threshold where the loss has none: V3.2 publishes no number; this is the example in TRL's documentation."""
+"""Default threshold of the off-policy mask, nats per token, if the loss has none: V3.2 publishes no number; this is the
+example in TRL's documentation.
+"""
 
 
 def sampling_kl(logp: Tensor, sampling_logp: Tensor, mask: Tensor) -> Tensor:
-    """Mean over a response of log pi_sampling - log pi, shape (B,), nats per token; may be negative.
+    """Return the mean over each response of log pi_sampling - log pi, (B,), nats per token; may be negative.
 
     ``sampling_logp`` (B, T) as the rollout engine recorded it (else the old policy's), so that staleness and mismatch
-    both count. Tokens the engine could not score (NaN) add nothing, as in TRL; a NaN of ``logp`` is not hidden. NaN
-    for a response without tokens.
+    both count. Tokens the engine could not score (NaN) add nothing, as in TRL; a NaN of ``logp`` shows. NaN for a
+    response without tokens.
     """
     # A mean per token, as published: length does not matter, and one catastrophic token in a long response is hidden.
     # Therefore offpolicy/kl_neg_max complements the fractions.
@@ -270,10 +293,10 @@ def sampling_kl(logp: Tensor, sampling_logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def off_policy_masked(kl: Tensor, advantages: Tensor, delta: float) -> Tensor:
-    """1.0 for a response the off-policy sequence mask drops, else 0.0: A < 0 and ``kl`` > ``delta``; shape (B,).
+    """Return 1.0 for a response that the off-policy sequence mask drops (A < 0 and ``kl`` > ``delta``), else 0.0; (B,).
 
-    DeepSeek-V3.2 (arXiv 2512.02556), equation 9; ``kl`` (B,) of :func:`sampling_kl`, ``advantages`` (B,). NaN where
-    either is.
+    DeepSeek-V3.2 (arXiv 2512.02556), equation 9; ``kl`` (B,) of :func:`sampling_kl`, ``advantages`` (B,). NaN if either
+    is.
     """
     return indicator((advantages < 0) & (kl > delta), kl, advantages)
 
@@ -281,10 +304,11 @@ def off_policy_masked(kl: Tensor, advantages: Tensor, delta: float) -> Tensor:
 def off_policy_stats(
     logp: Tensor, sampling_logp: Tensor, advantages: Tensor, mask: Tensor, *, delta: float = OFF_POLICY_DELTA
 ) -> Stats:
-    """Fraction that the mask drops of the responses with a scored token (``offpolicy/masked``); of those with A < 0 the
-    fraction (``offpolicy/masked_neg``) and the largest :func:`sampling_kl` (``offpolicy/kl_neg_max``, nats per token).
+    """Return statistics of responses that are too far from the policy that sampled them.
 
-    ``logp``, ``sampling_logp``, ``mask`` (B, T); ``advantages`` (B,), (B, 1) or (B, T).
+    ``offpolicy/masked``: fraction that the mask with threshold ``delta`` drops of the responses with a scored token.
+    ``offpolicy/masked_neg``: the same of those with A < 0. ``offpolicy/kl_neg_max``: their largest :func:`sampling_kl`,
+    nats per token. ``logp``, ``sampling_logp``, ``mask`` (B, T); ``advantages`` (B,), (B, 1) or (B, T).
     """
     kl, a = sampling_kl(logp, sampling_logp, mask), response_advantages(advantages, mask)
     measured = (mask.bool() & ~sampling_logp.isnan()).any(-1)
@@ -298,7 +322,9 @@ def off_policy_stats(
 
 
 def observe_off_policy(batch: TokenBatch) -> Stats:
-    """The off-policy mask where a sampling policy and advantages are known; staleness where that is known."""
+    """Return off-policy mask statistics if the sampling policy and advantages are known, and staleness if that is
+    known.
+    """
     stats: Stats = {}
     if batch.staleness is not None:
         age, measured = widen(batch.staleness), batch.mask.bool().any(-1)

@@ -1,10 +1,9 @@
-"""Masked reductions: values outside the mask have no effect, values inside are never hidden.
+"""Reductions over masked tensors: values outside the mask have no effect, non-finite values inside always show.
 
-A NaN outside the mask (padding) changes no result here; a NaN inside makes the result NaN. A loss that masks last is
-another matter: padding can make its gradient NaN. Half-precision input is widened to float32, float64 stays float64.
-``mask`` broadcasts against ``x`` and is bool, int or float (0 or 1).
-A batch of no elements at all is an empty mask.
-No function indexes by a mask, because that makes a GPU wait.
+A NaN outside the mask (padding) changes no result here; a NaN inside makes the result NaN. (A loss that masks last
+differs: padding can make its gradient NaN.) Half-precision input is widened to float32, float64 stays float64. ``mask``
+broadcasts against ``x`` and is bool, int or float (0 or 1). A batch without elements counts as an empty mask. No
+function indexes by a mask, because that makes a GPU wait.
 """
 
 from __future__ import annotations
@@ -20,22 +19,24 @@ from torch import Tensor
 
 
 def widen(x: Tensor) -> Tensor:
-    """``x`` detached, in float32 unless it is float64 already."""
+    """Return ``x`` detached, in float32 unless it is float64 already."""
     if x.requires_grad:
         x = x.detach()
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 
 def keep(x: Tensor, mask: Tensor, otherwise: float) -> Tensor:
-    """``x`` where ``mask`` is set, ``otherwise`` elsewhere; same shape as ``x``."""
+    """Return ``x`` with ``otherwise`` in place of the elements outside ``mask``; same shape as ``x``, at least
+    float32.
+    """
     return torch.where(mask.bool(), widen(x), otherwise)
 
 
 def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
-    """1.0 where ``holds``, else 0.0, but NaN where one of the values it ``compared`` is.
+    """Return 1.0 where ``holds`` is true, else 0.0, but NaN where one of the values it ``compared`` is NaN.
 
-    Every comparison with NaN is false, so a plain flag would call a broken value "within bounds": a clip fraction that
-    stays finite while all else is NaN was seen in verl (#721).
+    Every comparison with NaN is false, so a plain flag would count a broken value as within bounds: a clip fraction
+    that stays finite while all else is NaN was seen in verl (#721).
 
     >>> ratio = torch.tensor([0.5, 2.0, float("nan")])
     >>> indicator(ratio > 1, ratio)
@@ -56,7 +57,9 @@ _counted = _Counted()
 
 @contextmanager
 def counting_once() -> Iterator[None]:
-    """Within it each mask is counted once, however many statistics ask; no mask may change meanwhile."""
+    """Count each mask only once within the block, however many statistics need the count; no mask may change
+    meanwhile.
+    """
     before, _counted.counts = _counted.counts, {}
     try:
         yield
@@ -65,7 +68,7 @@ def counting_once() -> Iterator[None]:
 
 
 def masked_count(mask: Tensor, like: Tensor) -> Tensor:
-    """Number of elements of ``like`` inside the mask, 0-d, in the floating dtype of ``like``."""
+    """Return the number of elements of ``like`` inside the mask, 0-d, as float32 (float64 if ``like`` is)."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if _counted.counts is None:
         return _spread(mask, like).sum().to(dtype)
@@ -76,12 +79,12 @@ def masked_count(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum inside the mask, 0-d; 0 where the mask is empty."""
+    """Return the sum of ``x`` inside the mask, 0-d; 0 if the mask is empty."""
     return keep(x, mask, 0.0).sum()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean inside the mask, 0-d; NaN where the mask is empty.
+    """Return the mean of ``x`` inside the mask, 0-d; NaN if the mask is empty.
 
     >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([1, 1, 0])).item()
     2.0
@@ -90,22 +93,27 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_max(x: Tensor, mask: Tensor) -> Tensor:
-    """Largest value inside the mask, 0-d; -inf where the mask is empty, NaN where one is inside."""
+    """Return the largest value of ``x`` inside the mask, 0-d; -inf if the mask is empty, NaN if a value inside is
+    NaN.
+    """
     kept = keep(x, mask, -torch.inf)
     return kept.amax() if kept.numel() else kept.new_full((), -torch.inf)
 
 
 def masked_min(x: Tensor, mask: Tensor) -> Tensor:
-    """Smallest value inside the mask, 0-d; inf where the mask is empty, NaN where one is inside."""
+    """Return the smallest value of ``x`` inside the mask, 0-d; inf if the mask is empty, NaN if a value inside is
+    NaN.
+    """
     kept = keep(x, mask, torch.inf)
     return kept.amin() if kept.numel() else kept.new_full((), torch.inf)
 
 
 def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
-    """Compute the ``q``-quantile inside the mask with linear interpolation, 0-d; NaN for an empty mask or a NaN inside.
+    """Return the ``q``-quantile of ``x`` inside the mask, linearly interpolated, 0-d; NaN for an empty mask or a NaN
+    inside.
 
-    Exact: by sorting, O(n log n) on the device, any size (``torch.quantile`` refuses more than 2**24); on a CPU, where
-    nothing is waited for, by selection, O(n).
+    It is exact, for any size (``torch.quantile`` refuses more than 2**24 values). On a GPU it sorts, O(n log n); on a
+    CPU, where nothing is waited for, it selects, O(n).
     """
     kept = keep(x, mask, torch.inf).flatten()
     if not kept.numel():

@@ -1,4 +1,4 @@
-"""Gradients of Megatron's models: sharded over ranks, in plain ``.grad`` or in the flat buffers of its DDP.
+"""Read gradients of Megatron's models: sharded over ranks, in plain ``.grad`` or in the flat buffers of its DDP.
 
 Each element of a gradient counts once among all ranks. A weight that tensor parallelism shards has a piece on each of
 its ranks. Other weights are whole on all of them, and the first rank counts them. Experts have groups of ranks of their
@@ -26,18 +26,18 @@ EXPERT = "allreduce"
 
 
 def groups() -> Any:
-    """Return Megatron's groups of ranks; None if it is not loaded or not initialised yet."""
+    """Return Megatron's module of rank groups (``parallel_state``); None if it is not loaded or not initialised yet."""
     state = sys.modules.get("megatron.core.parallel_state")
     return state if state is not None and state.model_parallel_is_initialized() else None
 
 
 def chunks_of(model: Any) -> Sequence[Any]:
-    """Return the chunks of a model: Megatron, and verl's engine, hold a list of them."""
+    """Return the chunks of a model as a list: Megatron, and verl's engine, hold a list of modules."""
     return list(model) if isinstance(model, list | tuple) else [model]
 
 
 def cut(model: Any) -> bool:
-    """True if, by Megatron's attributes, the ranks of ``model`` hold different weights."""
+    """Return True if, by Megatron's attributes, different ranks hold different weights of ``model``."""
     if not any(_marked(p) for chunk in chunks_of(model) for p in chunk.parameters()):
         return False
     state = groups()
@@ -48,12 +48,16 @@ def cut(model: Any) -> bool:
 
 
 def divided(model: Any) -> bool:
-    """True if ``.grad`` of the parameters holds only a part of the gradient, or nothing."""
+    """Return True if ``.grad`` of the parameters of ``model`` on this rank holds only a part of the gradient, or
+    nothing.
+    """
     return cut(model) or any(_buffered(chunk) or _outside(chunk) for chunk in chunks_of(model))
 
 
 def hindrance(model: Any) -> str | None:
-    """Explain why gradients of ``model`` are not read by layer; None if they are. No collective."""
+    """Return the reason why gradient norms of ``model`` cannot be measured by layer; None if they can. Calls no
+    collective.
+    """
     if not divided(model):
         return None
     chunks, state = chunks_of(model), groups()
@@ -79,7 +83,7 @@ def hindrance(model: Any) -> str | None:
 def model_norms(model: Any, *, rank: int = 0) -> GradNorms | None:
     """Return norms of the gradients of ``model`` that this ``rank`` counts; None if there are none.
 
-    It is also None if :func:`hindrance` returns a reason. For Megatron's models call it after the gradients are reduced
+    None also if :func:`hindrance` returns a reason. For Megatron's models call it after the gradients are reduced
     (``finalize_model_grads``) and before the optimizer's step.
     """
     if hindrance(model) is not None:
@@ -91,9 +95,10 @@ def model_norms(model: Any, *, rank: int = 0) -> GradNorms | None:
 
 
 def first_of_copies() -> bool:
-    """True on the first of the ranks that see the same responses, whole; and where there is no Megatron.
+    """Return True on the first of the ranks that process the same whole responses, and if there is no Megatron.
 
-    Tensor-parallel ranks see the same ones, stages before the last none, and context-parallel ranks parts.
+    Tensor-parallel ranks process the same responses, pipeline stages before the last have none, and context-parallel
+    ranks have parts of each.
     """
     state = groups()
     if state is None:

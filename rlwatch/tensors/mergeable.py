@@ -1,8 +1,8 @@
-"""Sufficient statistics of one batch that combine exactly over micro-batches.
+"""Sufficient statistics of one batch that combine exactly over micro-batches and ranks.
 
-A mean of means is wrong as soon as the micro-batches hold different numbers of tokens. Each statistic
-here keeps the values that a merge needs (sums, counts, maxima...), all as 0-d tensors on the device. ``count``
-is the number of measured values: 0 means "not measured", which differs from NaN.
+A mean of means is wrong as soon as the micro-batches hold different numbers of tokens. Each statistic here keeps the
+values that a merge needs (sums, counts, maxima...), all as 0-d tensors on the device. ``count`` is the number of
+measured values: 0 means "not measured", which differs from NaN.
 """
 
 from __future__ import annotations
@@ -21,26 +21,32 @@ from rlwatch.tensors.masked import keep, masked_count, masked_max, masked_min, m
 
 @dataclass(frozen=True, slots=True)
 class Stat(ABC):
-    """Base: ``count`` is the number of things measured, 0-d."""
+    """Base of statistics that can be merged over batches; ``count`` is the number of values measured, 0-d."""
 
     count: Tensor
 
     def settle(self) -> Stat:
-        """The statistic to read once nothing more will be merged: this, unless only the whole decides if it exists."""
+        """Return the statistic to read once nothing more will be merged.
+
+        It is this statistic itself, unless only the merged data decide whether there is a value.
+        """
         return self
 
     @abstractmethod
     def merge(self, other: Self) -> Self:
-        """The statistic of both batches together."""
+        """Return the statistic of both batches together."""
 
     def across(self, other: Self) -> Self:
-        """The statistic of two ranks together, this being the lower one: as of two batches, unless all ranks measure
-        the same thing.
+        """Return the statistic of two ranks together, this one being of the lower rank.
+
+        It is the merge of two batches, unless all ranks measure the same quantity.
         """
         return self.merge(other)
 
     def compact(self, most: int) -> Self:  # noqa: ARG002  (for those that keep values)
-        """The statistic to send to another rank: this, or at most about ``most`` of the values it keeps."""
+        """Return the statistic to send to another rank: this one, or one with at most about ``most`` of the values it
+        keeps.
+        """
         return self
 
     @abstractmethod
@@ -50,7 +56,7 @@ class Stat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Single(Stat):
-    """Base of statistics that keep only their count and the number they report."""
+    """Base of statistics that keep only their count and one number, by default the one that is reported."""
 
     kept: Tensor
 
@@ -61,11 +67,11 @@ class Single(Stat):
 
 @dataclass(frozen=True, slots=True)
 class Total(Single):
-    """Sum."""
+    """Sum of the values."""
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure ``x`` inside ``mask``."""
+        """Measure the values of ``x`` inside ``mask``."""
         return cls(masked_count(mask, x), masked_sum(x, mask))
 
     @override
@@ -75,7 +81,7 @@ class Total(Single):
 
 @dataclass(frozen=True, slots=True)
 class Mean(Total):
-    """Arithmetic mean: kept as a sum, which merges, and divided when it is reported."""
+    """Arithmetic mean of the values: kept as a sum, which merges, and divided when it is reported."""
 
     @override
     def value(self) -> Tensor:
@@ -84,14 +90,14 @@ class Mean(Total):
 
 @dataclass(frozen=True, slots=True)
 class ShareStat(Stat):
-    """Share that a part holds of a sum of numbers >= 0, in [0, 1]; once settled, absent where the sum is 0."""
+    """Share that a part has in a sum of numbers >= 0, in [0, 1]; not measured if the sum is 0."""
 
     part: Tensor
     whole: Tensor
 
     @classmethod
     def of(cls, part: Tensor, whole: Tensor, mask: Tensor) -> Self:
-        """Measure the sum of ``part`` in that of ``whole`` (>= ``part`` >= 0), both inside ``mask``."""
+        """Measure the sum of ``part`` relative to that of ``whole`` (>= ``part`` >= 0), both inside ``mask``."""
         return cls(masked_count(mask, whole), masked_sum(part, mask), masked_sum(whole, mask))
 
     @override
@@ -109,11 +115,11 @@ class ShareStat(Stat):
 
 @dataclass(frozen=True, slots=True)
 class Max(Single):
-    """Largest value; NaN if one was NaN."""
+    """Largest value; NaN if one value is NaN."""
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure ``x`` inside ``mask``."""
+        """Measure the values of ``x`` inside ``mask``."""
         return cls(masked_count(mask, x), masked_max(x, mask))
 
     @override
@@ -123,11 +129,11 @@ class Max(Single):
 
 @dataclass(frozen=True, slots=True)
 class Min(Single):
-    """Smallest value; NaN if one was NaN."""
+    """Smallest value; NaN if one value is NaN."""
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure ``x`` inside ``mask``."""
+        """Measure the values of ``x`` inside ``mask``."""
         return cls(masked_count(mask, x), masked_min(x, mask))
 
     @override
@@ -141,7 +147,7 @@ class Latest(Single):
 
     @classmethod
     def of(cls, x: Tensor, measured: Tensor) -> Self:
-        """Measure the 0-d ``x``, if the 0-d ``measured`` is set."""
+        """Measure the 0-d value ``x``, if the 0-d flag ``measured`` is set."""
         return cls(masked_count(measured, x), widen(x))
 
     @override
@@ -157,13 +163,13 @@ class Latest(Single):
 
 @dataclass(frozen=True, slots=True)
 class RankMean(Total):
-    """A sum within a rank, and the mean over the ranks: a loss that every rank scales as if it was alone."""
+    """Sum of the values within a rank, and mean over the ranks: a loss that every rank scales as if it were alone."""
 
     ranks: Tensor
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure ``x`` inside ``mask``, on this rank."""
+        """Measure the values of ``x`` inside ``mask``, on this rank."""
         count = masked_count(mask, x)
         return cls(count, masked_sum(x, mask), torch.ones_like(count))
 
@@ -182,11 +188,11 @@ class RankMean(Total):
 
 
 Stats = dict[str, Stat]
-"""Canonical metric name -> its statistic."""
+"""Metric name -> its statistic."""
 
 
 def merge(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
-    """Both batches together; a metric only one of them measured is kept as it is."""
+    """Return the statistics of two batches together; a metric that only one of them measured is kept as it is."""
     both = dict(first)
     sums: list[tuple[str, Total, Total]] = []
     for name, stat in second.items():
@@ -220,7 +226,10 @@ def _added(sums: Sequence[tuple[str, Total, Total]]) -> Stats:
 
 
 def merge_ranks(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
-    """Two ranks together, ``first`` being the lower one. A metric they measure in different ways is the first's."""
+    """Return the statistics of two ranks together, ``first`` being the lower one.
+
+    If they measure a metric by different classes, the first's is kept.
+    """
     both = dict(first)
     sums: list[tuple[str, Total, Total]] = []
     for name, stat in second.items():
@@ -239,12 +248,14 @@ def merge_ranks(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
 
 
 def nonfinite(x: Tensor) -> Tensor:
-    """1.0 where ``x`` is NaN or infinite, else 0.0; shape of ``x``, float32."""
+    """Return 1.0 where ``x`` is NaN or infinite, else 0.0; shape of ``x``, float32."""
     return (~x.isfinite()).float()
 
 
 def nonfinite_stats(name: str, x: Tensor, mask: Tensor) -> Stats:
-    """``nonfinite/<name>``: how many elements of ``x`` inside ``mask`` (same shape) are NaN or infinite."""
+    """Return ``nonfinite/<name>``: the number of elements of ``x`` inside ``mask`` (same shape) that are NaN or
+    infinite.
+    """
     return {f"nonfinite/{name}": Total.of(nonfinite(x), mask)}
 
 
@@ -266,7 +277,7 @@ class Std(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure ``x`` inside ``mask``."""
+        """Measure the values of ``x`` inside ``mask``."""
         count = masked_count(mask, x)
         mean = masked_sum(x, mask) / count.clamp(min=1)
         return cls(count - 1, mean, masked_sum((widen(x) - mean) ** 2, mask))
@@ -289,8 +300,8 @@ class Std(Stat):
 class Ess(Stat):
     """Effective sample size over n of the weights w = exp(x): (sum w)^2 / (n sum w^2), in (0, 1].
 
-    Kish's, after Kong (1992); where the mean weight is 1 it is 1 / (1 + chi^2). Kept as log-sums, so that no weight is
-    too large or too small to count: products over a response of 10^4 tokens leave float32 either way.
+    Kish's, after Kong (1992); if the mean weight is 1 it is 1 / (1 + chi^2). Kept as log-sums, so that no weight is too
+    large or too small to count: products over a response of 10^4 tokens exceed float32 in both directions.
     """
 
     log_sum: Tensor
@@ -323,7 +334,7 @@ class Ess(Stat):
 
 @dataclass(frozen=True, slots=True)
 class Quantile(Stat):
-    """An exact quantile; keeps the values (4 bytes a token) until the step ends.
+    """The exact ``q``-quantile; keeps the values (4 bytes per token) until the step ends.
 
     A value of the i-th piece represents ``every[i]`` values, 1 unless it was thinned. With n values, the result of a
     thinned piece is exact for some q' within ``every / n`` of ``q``.
@@ -336,7 +347,7 @@ class Quantile(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
-        """Measure ``x`` inside ``mask``."""
+        """Measure the values of ``x`` inside ``mask``."""
         return cls(masked_count(mask, x), q, (widen(x).flatten(),), (mask.bool().expand_as(x).flatten(),))
 
     @override
@@ -351,7 +362,7 @@ class Quantile(Stat):
 
     @override
     def compact(self, most: int) -> Self:
-        """Return at most ``most`` evenly spaced order statistics; all are NaN if a value was."""
+        """Return the statistic with at most ``most`` evenly spaced order statistics; all are NaN if a value was."""
         x, mask = torch.cat(self.values), torch.cat(self.masks)
         every = -(-len(x) // most)
         if every <= 1 or max(self.every) > 1:
@@ -393,10 +404,11 @@ def _quantile_of_repeated(x: Tensor, times: Tensor, q: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Paired(Stat):
-    """Base: means and centred second moments of pairs (x, y), merged by the update of Chan, Golub and LeVeque (1979).
+    """Base of statistics of pairs (x, y): their means and centred second moments, merged as in Chan, Golub, LeVeque
+    (1979).
 
-    ``count`` is the number of pairs; once settled, 0 where a quantity that is divided by does not vary beyond rounding.
-    All is float64 where the device has it: products of deviations cancel.
+    ``count`` is the number of pairs; once settled, 0 if a quantity that is divided by varies only by rounding. All is
+    float64 where the device has it: products of deviations cancel.
     """
 
     mean_x: Tensor
@@ -436,7 +448,7 @@ class Paired(Stat):
 
 @dataclass(frozen=True, slots=True)
 class Correlation(Paired):
-    """Pearson's correlation, in [-1, 1]."""
+    """Pearson's correlation of x and y, in [-1, 1]; not measured if one of them is constant."""
 
     @override
     def settle(self) -> Self:
@@ -451,7 +463,9 @@ class Correlation(Paired):
 
 @dataclass(frozen=True, slots=True)
 class Slope(Paired):
-    """Slope of the least-squares line of y on x, in units of y per unit of x; 0 where y does not vary."""
+    """Slope of the least-squares line of y on x, in units of y per unit of x; 0 if y is constant, not measured if x
+    is.
+    """
 
     @override
     def settle(self) -> Self:
@@ -476,12 +490,12 @@ def _constant(squares: Tensor, mean: Tensor, n: Tensor) -> Tensor:
 class VarianceGrowth(Stat):
     """Growth of the variance of a response's log-ratio with its length, nats^2 per token.
 
-    Per response: T tokens and S, the sum of their log-ratios. With m = sum S / sum T over responses, the slope of the
-    least-squares line of (S - m T)^2 on T. Independent tokens of standard deviation s give s^2, and then responses of
-    T tokens have an effective sample size of exp(-s^2 T); more means that the deviations within a response go
-    together. May be negative on a sample.
+    Per response: T tokens and S, the sum of their log-ratios. With m = sum S / sum T over responses, it is the slope of
+    the least-squares line of (S - m T)^2 on T. Independent tokens of standard deviation s give s^2, and then responses
+    of T tokens have an effective sample size of exp(-s^2 T). A larger value means that the deviations within a response
+    are correlated. It may be negative on a sample.
 
-    ``count`` is the number of responses with tokens; once settled, 0 where all are of one length. ``sums`` (8,) over
+    ``count`` is the number of responses with tokens; once settled, 0 if all have one length. ``sums`` (8,) over
     responses are in float64 where the device has it.
     """
 
@@ -489,7 +503,7 @@ class VarianceGrowth(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure the token log-ratios ``x`` (B, T) inside ``mask``."""
+        """Measure the token log-ratios ``x`` (B, T), in nats, inside ``mask`` (B, T)."""
         # Third powers of lengths near 10^4 are 10^12 a response: sums of them need float64, and then merge by addition.
         dtype = torch.float32 if x.device.type == "mps" else torch.float64
         s, t = keep(x, mask, 0.0).sum(-1, dtype=dtype), mask.bool().sum(-1).to(dtype)

@@ -71,18 +71,21 @@ Band = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Bounds of weights trainer/rollout, unitless and > 0; ``ConfigError`` if one is not, or a band is reversed.
+    """Bounds of the importance weights trainer/rollout that common corrections use, unitless and > 0.
+
+    Raises ``ConfigError`` if a bound is not positive, or a band is reversed.
 
     Parameters
     ----------
     cap
         Largest weight of truncated importance sampling; 2 as in https://fengyao.notion.site/off-policy-rl.
     token
-        IcePop keeps the tokens whose weight lies in it; [.5, 5] as in arXiv 2510.18855.
+        IcePop keeps the tokens whose weight lies in this band; [.5, 5] as in arXiv 2510.18855.
     sequence
-        Sequence rejection keeps the responses whose product of weights lies in it; [.5, 2] as verl's preset.
+        Sequence rejection keeps the responses whose product of weights lies in this band; [.5, 2] as verl's preset.
     geometric
-        The same of the geometric mean of a response's weights; [.999, 1.001] as verl's preset.
+        Geometric rejection keeps the responses whose geometric mean of weights lies in this band; [.999, 1.001] as
+        verl's preset.
     """
 
     cap: float = 2.0
@@ -99,7 +102,7 @@ class Thresholds:
                 raise ConfigError(f"{name} must be (low, high) with 0 < low <= high, got {(low, high)}")
 
     def capped_as(self, truncation: float | None) -> Self:
-        """Return these thresholds with the cap of the run's own loss, if it has one."""
+        """Return these thresholds with the cap ``truncation`` of the run's own loss, if it has one."""
         return self if truncation is None else replace(self, cap=truncation)
 
 
@@ -111,10 +114,10 @@ USUAL = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class LogProbGap:
-    """Both sets of log-probs (B, T), nats, and which tokens to compare.
+    """Log-probs (B, T) of the sampled tokens by trainer and rollout engine, nats, and which tokens to compare.
 
-    ``scored`` leaves out what the engine could not score (NaN in ``rollout``); a NaN of the trainer is not hidden.
-    ``d`` is trainer - rollout, ``weight`` its exponential (inf where that overflows).
+    ``scored`` leaves out what the engine could not score (NaN in ``rollout``); a NaN of the trainer shows. ``d`` is
+    trainer - rollout, ``weight`` its exponential (inf where that overflows).
     """
 
     trainer: Tensor
@@ -125,7 +128,7 @@ class LogProbGap:
 
     @classmethod
     def of(cls, trainer_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Self:
-        """Compare log-probs (B, T) over ``mask`` (B, T)."""
+        """Compare the log-probs (B, T), in nats, of the tokens inside ``mask`` (B, T)."""
         trainer, rollout = widen(trainer_logp), widen(rollout_logp)
         d = trainer - rollout
         return cls(trainer, rollout, mask.bool() & ~rollout.isnan(), d, d.exp())
@@ -137,9 +140,11 @@ class LogProbGap:
 
 
 def gap_stats(gap: LogProbGap, at: Thresholds = USUAL) -> Stats:
-    """Token statistics of trainer against rollout engine over the scored tokens of ``gap``.
+    """Return statistics of the size of the mismatch between trainer and rollout engine over the scored tokens of
+    ``gap``.
 
-    Tokens the engine could not score are left out here and counted by
+    They are those of the log-probs, of the raw weights (with the shares that corrections with thresholds ``at`` would
+    cut), and of the probabilities. Tokens the engine could not score are left out here and counted by
     :func:`rlwatch.tensors.mergeable.nonfinite_stats`.
     """
     return {**_log_prob_stats(gap), **_weight_stats(gap, at), **_probability_stats(gap)}
@@ -191,10 +196,11 @@ _EDGE = 1e-6
 
 
 def jensen_shannon(d: Tensor) -> Tensor:
-    """NeMo-RL's estimate per token, nats, >= 0; symmetric in trainer and rollout.
+    """Return NeMo-RL's estimate of the Jensen-Shannon divergence per token, nats, >= 0; symmetric in trainer and
+    rollout.
 
-    (k3(trainer || m) + k3(rollout || m)) / 2 with the mixture m of both. That is log cosh(d / 2), and written so it is
-    accurate near 0 and never overflows.
+    ``d``: log trainer - log rollout, nats. The estimate is (k3(trainer || m) + k3(rollout || m)) / 2 with the mixture m
+    of both. That equals log cosh(d / 2), and is computed so that it is accurate near 0 and never overflows.
     """
     # NeMo-RL's k3 is exp(x) - x - 1 of x = log p - log m and of x = log q - log m. As p / m + q / m = 2, all but the x
     # cancels in half their sum, which is log m - (log p + log q) / 2 = log cosh(d / 2). Near 0 cosh y - 1 =
@@ -205,20 +211,22 @@ def jensen_shannon(d: Tensor) -> Tensor:
 
 
 def binary_kl(rollout_logp: Tensor, trainer_logp: Tensor) -> Tensor:
-    """KL between "this token" and "any other", rollout || trainer, per token, nats, >= 0.
+    """Return the KL between "this token" and "any other", rollout || trainer, per token, nats, >= 0.
 
-    p log(p/q) + (1-p) log((1-p)/(1-q)): the exact divergence that one sampled token reveals. It is the trust region of
-    DPPO (arXiv 2602.04879) and of OpenRLHF's ``is_correction_gating="binary_kl"``.
+    The log-probs are in nats, of any one shape. p log(p/q) + (1-p) log((1-p)/(1-q)) is the exact divergence that one
+    sampled token reveals. It is the trust region of DPPO (arXiv 2602.04879) and of OpenRLHF's
+    ``is_correction_gating="binary_kl"``.
     """
     p, q = (logp.exp().clamp(_EDGE, 1 - _EDGE) for logp in (rollout_logp, trainer_logp))
     return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
 
 
 def reverse_kl(d: Tensor) -> Tensor:
-    """Per token, nats, >= 0, in expectation KL(trainer || rollout) although the rollout engine sampled.
+    """Return an estimate of KL(trainer || rollout) per token, nats, >= 0, although the rollout engine sampled.
 
-    k3 of the other direction under the weight w = exp(d): w d - w + 1, which tends to 1 where the trainer finds the
-    token impossible. The two signs of d are written apart, so that neither overflows nor loses its digits near 0.
+    ``d``: log trainer - log rollout, nats. The estimate is k3 of the other direction under the weight w = exp(d): w d -
+    w + 1, which tends to 1 if the trainer finds the token impossible. The two signs of d are computed separately, so
+    that neither overflows nor loses its digits near 0.
     """
     # w d - w + 1 with w = exp(d): for d < 0 it is w d - expm1(d), for d > 0 w (d - 1 + exp(-d)) = w k3(d), and the
     # other part is 0. Below -100 w d is 4e-42, negligible against 1, and at -inf it would be 0 * -inf.
@@ -227,10 +235,11 @@ def reverse_kl(d: Tensor) -> Tensor:
 
 
 def divergence_stats(gap: LogProbGap) -> Stats:
-    """Token means, nats per token.
+    """Return token means of several divergences between trainer and rollout engine, nats per token.
 
     ``k3_reverse`` is NeMo-RL's ``policy_kl_error``: k3 with the roles exchanged and no weight. It estimates nothing
-    exactly, but a token the trainer finds impossible (-5 against -15 nats) makes it 22,015 where k3 is 9.
+    exactly, but a token the trainer finds impossible (-5 against -15 nats) makes it 22,015 where k3 is 9. The others
+    are means of :func:`reverse_kl`, :func:`jensen_shannon` and :func:`binary_kl`.
     """
     return {
         "mismatch/k3_reverse": Mean.of(k3(gap.d), gap.scored),
@@ -243,14 +252,17 @@ def divergence_stats(gap: LogProbGap) -> Stats:
 # The largest divergence of a response from the policy that sampled it: all bounds over long responses rest on it.
 
 DISTANT = 0.05
-"""Divergence of a token from which a response counts as far, nats: rlwatch's own, 50 times what engines round to."""
+"""Largest token divergence from which a response counts as far, nats: rlwatch's own, 50 times the rounding of
+engines.
+"""
 
 
 def response_divergence_stats(logp: Tensor, sampling_logp: Tensor, mask: Tensor) -> Stats:
-    """Largest divergence of a token in each response, sampling policy || policy, nats: mean, share beyond ``DISTANT``.
+    """Return statistics of each response's largest token divergence from the policy that sampled it, nats.
 
-    ``logp``, ``sampling_logp``, ``mask`` (B, T). The divergence is that of this token against any other, which a
-    sampled token alone determines. Tokens the engine could not score (NaN) are left out; a NaN of ``logp`` shows.
+    ``ratio/token_kl`` is its mean over responses, ``ratio/far_responses`` the share beyond ``DISTANT``. ``logp``,
+    ``sampling_logp`` and ``mask`` are (B, T). The divergence is that of the sampled token against any other, which the
+    token alone determines. Tokens the engine could not score (NaN) are left out; a NaN of ``logp`` shows.
     """
     scored = mask.bool() & ~sampling_logp.isnan()
     each = binary_kl(widen(sampling_logp), widen(logp))
@@ -263,7 +275,7 @@ def response_divergence_stats(logp: Tensor, sampling_logp: Tensor, mask: Tensor)
 
 
 def observe_divergence(batch: TokenBatch) -> Stats:
-    """Largest divergence of responses from the policy that sampled them, where that is known."""
+    """Return the largest divergence of responses from the policy that sampled them; empty if that is not known."""
     sampling = batch.old_logp if batch.rollout_logp is None else batch.rollout_logp
     return {} if sampling is None else response_divergence_stats(batch.logp, sampling, batch.mask)
 
@@ -271,17 +283,20 @@ def observe_divergence(batch: TokenBatch) -> Stats:
 # Tails: the mismatch of few tokens or all, sure ones or unsure ones, early or late in a response.
 
 BUCKETS = ((0.0, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, math.inf))
-"""Of the trainer's probability of a token, low included, high excluded."""
+"""Ranges of the trainer's probability of a token, low included, high excluded."""
 SURE, UNSURE = 0.9, 0.5
-"""A rollout engine above the one and a trainer below the other contradict each other."""
+"""If the rollout engine's probability of a token is above ``SURE`` and the trainer's below ``UNSURE``, they
+contradict.
+"""
 
 
 def tail_stats(gap: LogProbGap, at: Thresholds = USUAL, entropy: Tensor | None = None) -> Stats:
-    """Return statistics of where the mismatch occurs, over the scored tokens; ``entropy`` (B, T) in nats.
+    """Return statistics of where the mismatch occurs, over the scored tokens of ``gap``.
 
-    ``factor2_frac``: share of tokens whose probabilities differ by more than a factor of 2; ``overconfident_frac``:
-    share that the engine held above .9 and the trainer below .5; ``absdiff_per_1k``: growth of |d| over 1,000 tokens
-    of a response; ``ess_truncated``: the effective sample size after truncation, which looks better than the raw one.
+    ``factor2_frac``: share of tokens whose probabilities differ by more than a factor of 2. ``overconfident_frac``:
+    share to which the engine gave more than .9 and the trainer less than .5. ``absdiff_per_1k``: growth of |d| over
+    1,000 tokens of a response. ``ess_truncated``: the effective sample size after truncation, which looks better than
+    the raw one. ``at``: thresholds of corrections. ``entropy``: (B, T) in nats, or None.
     """
     distance = gap.d.abs()
     position = torch.arange(gap.d.shape[-1], device=gap.d.device, dtype=gap.d.dtype) / 1000
@@ -329,12 +344,12 @@ def _masked_entropy(gap: LogProbGap, at: Thresholds, entropy: Tensor | None) -> 
 
 
 def advantage_stats(gap: LogProbGap, advantages: Tensor) -> Stats:
-    """Statistics of mismatch and advantage over the scored tokens; ``advantages`` (B, T) or (B, 1).
+    """Return statistics of mismatch together with advantage over the scored tokens; ``advantages`` (B, T) or (B, 1).
 
     ``bias_pos`` and ``bias_neg``: mean of C = -(w - 1) A over the tokens with A > 0 and with A < 0, w = exp(d), in
-    units of the advantage (VeXact, arXiv 2605.14220, eq. 5). The two signs are kept apart because they cancel in a
-    mean while each distorts its own side. ``adv_corr``: Pearson's correlation of d and A, in [-1, 1]. A NaN
-    advantage has no sign; it shows on both sides.
+    units of the advantage (VeXact, arXiv 2605.14220, eq. 5). The two signs are kept apart because they cancel in a mean
+    while each distorts its own side. ``adv_corr``: Pearson's correlation of d and A, in [-1, 1]. A NaN advantage has no
+    sign; it shows on both sides.
     """
     a, sides = widen(advantages), Sides.of(advantages, gap.scored)
     shift = -torch.expm1(gap.d) * a
@@ -350,9 +365,11 @@ def advantage_stats(gap: LogProbGap, advantages: Tensor) -> Stats:
 
 @dataclass(frozen=True, slots=True)
 class ResponseGaps:
-    """Sums over the scored tokens of each response, (B,): log-probs, and their difference ``d``; nats.
+    """Sums over the scored tokens of each response, (B,): log-probs of trainer and rollout, and their difference ``d``;
+    nats.
 
-    A response without a scored token is not ``measured``: verl counts such ones as weight 1 and perplexity 1.
+    ``tokens``: number of scored tokens. A response without one is not ``measured``, while verl counts it as weight 1
+    and perplexity 1.
     """
 
     tokens: Tensor
@@ -363,18 +380,21 @@ class ResponseGaps:
 
     @classmethod
     def of(cls, gap: LogProbGap) -> Self:
-        """Add up the gap of a batch."""
+        """Sum the token gaps of a batch over each response."""
         tokens = gap.scored.sum(-1).to(gap.d.dtype)
         sums = [keep(x, gap.scored, 0.0).sum(-1) for x in (gap.trainer, gap.rollout, gap.d)]
         return cls(tokens, tokens > 0, *sums)
 
     def per_token(self, total: Tensor) -> Tensor:
-        """Mean over the tokens of a response, (B,); NaN for one without tokens."""
+        """Return ``total`` (B,) divided by the number of scored tokens of each response; NaN for one without tokens."""
         return total / self.tokens
 
 
 def response_gap_stats(gap: LogProbGap, at: Thresholds = USUAL) -> Stats:
-    """Return statistics of whole responses; each counts once, unlike verl's, which count it once for each token."""
+    """Return mismatch statistics of whole responses; each response counts once, while verl weighs it by its tokens.
+
+    ``at``: thresholds of corrections.
+    """
     responses = ResponseGaps.of(gap)
     return {
         **_response_weight_stats(responses, at),
@@ -440,10 +460,10 @@ def _growth(responses: ResponseGaps) -> Mean:
 
 
 def differing_layers(experts: Tensor, rollout_experts: Tensor) -> Tensor:
-    """Number of layers in which the sets of experts differ, (B, T) int64.
+    """Return the number of layers in which a token's sets of experts differ, (B, T) int64.
 
-    Both (B, T, layers, k) integers, in any order within the k. Works layer by layer, because a long batch holds
-    millions of ids.
+    ``experts``, ``rollout_experts``: (B, T, layers, k) expert ids of trainer and rollout engine, in any order within
+    the k. Works layer by layer, because a long batch holds millions of ids.
     """
     different = torch.zeros(experts.shape[:2], dtype=torch.int64, device=experts.device)
     for layer in range(experts.shape[2]):
@@ -453,11 +473,11 @@ def differing_layers(experts: Tensor, rollout_experts: Tensor) -> Tensor:
 
 
 def recorded(experts: Tensor, rollout_experts: Tensor, mask: Tensor) -> Tensor:
-    """Tokens (B, T) of ``mask`` (B, T) whose routing both recorded.
+    """Return a mask of the tokens (B, T) inside ``mask`` (B, T) whose experts both trainer and rollout engine recorded.
 
-    The last token of a response was sampled but never fed back, so the engine has no routing of it. Its slot holds
-    -1, or zeros in verl, which read as a route to expert 0: it is left out whatever it holds. So is any token with
-    a negative id.
+    The last token of a response was sampled but never fed back, so the engine has no routing of it. Its slot holds -1,
+    or zeros in verl, which read as a route to expert 0: it is left out whatever it holds. So is any token with a
+    negative id.
     """
     on = mask.bool()
     later = on.flip(-1).cumsum(-1).flip(-1)
@@ -468,13 +488,13 @@ def recorded(experts: Tensor, rollout_experts: Tensor, mask: Tensor) -> Tensor:
 def routing_stats(
     experts: Tensor, rollout_experts: Tensor, mask: Tensor, distance: Tensor | None = None, scored: Tensor | None = None
 ) -> Stats:
-    """Compare routings (B, T, layers, k) over ``mask`` (B, T): nothing where the two differ in shape, or do not lie on
-    the device of ``mask``, because copying them would be a wait.
+    """Compare the experts (B, T, layers, k) that trainer and rollout engine chose, over ``mask`` (B, T).
 
-    ``routing_layer_frac``: share of (token, layer) pairs whose sets of experts differ; ``routing_token_frac``: share of
-    tokens that differ in at least one layer; ``routing_layers``: mean number of such layers of a token.
-    With ``distance`` = |d| (B, T) over ``scored`` (B, T) also ``routing_absdiff``: the mean |d| of the tokens that
-    differ, to be compared with that of all.
+    ``routing_layer_frac``: share of (token, layer) pairs whose sets of experts differ. ``routing_token_frac``: share of
+    tokens that differ in at least one layer. ``routing_layers``: mean number of such layers of a token. With
+    ``distance`` = |d| (B, T) over ``scored`` (B, T) also ``routing_absdiff``: the mean |d| of the tokens that differ,
+    to be compared with that of all. Empty if the two differ in shape, or do not lie on the device of ``mask``, because
+    a copy would wait.
     """
     alike = experts.shape == rollout_experts.shape and experts.device == rollout_experts.device == mask.device
     if not alike or experts.dim() != 4 or not experts.shape[2]:
@@ -492,12 +512,13 @@ def routing_stats(
 
 
 MOST_EXPERTS = 512
-"""Experts of a layer that are counted; where there are more, nothing is reported."""
+"""Most experts of a layer that are counted; if there are more, nothing is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeanLoadViolation(Stat):
-    """Mean of ``|load * experts - 1|`` over experts and layers.
+    """Mean imbalance ``|load * experts - 1|`` over experts and layers; ``load`` is the share of tokens that an expert
+    gets.
 
     ``loads`` (layers, MOST_EXPERTS) int64 counts the tokens that went to each expert. The number of experts follows
     from the highest index that was seen.
@@ -507,7 +528,7 @@ class MeanLoadViolation(Stat):
 
     @classmethod
     def of(cls, experts: Tensor, mask: Tensor) -> Self:
-        """Count ``experts`` (B, T, layers, k) of the tokens of ``mask`` (B, T)."""
+        """Count the ``experts`` (B, T, layers, k) of the tokens inside ``mask`` (B, T)."""
         on, layers = mask.bool(), experts.shape[2]
         known = (on[..., None, None] & (experts >= 0) & (experts < MOST_EXPERTS)).transpose(0, 2).flatten()
         ids = experts.clamp(0, MOST_EXPERTS - 1).long()
@@ -536,7 +557,7 @@ class MeanLoadViolation(Stat):
 
 
 class LoadViolation(MeanLoadViolation):
-    """Load * experts - 1 of the busiest expert, mean over layers."""
+    """Imbalance load * experts - 1 of the busiest expert of a layer, mean over layers."""
 
     @override
     def value(self) -> Tensor:
@@ -545,7 +566,7 @@ class LoadViolation(MeanLoadViolation):
 
 
 class WorstLoadViolation(MeanLoadViolation):
-    """Load * experts - 1 of the busiest expert of all layers."""
+    """Imbalance load * experts - 1 of the busiest expert of all layers."""
 
     @override
     def value(self) -> Tensor:
@@ -554,8 +575,10 @@ class WorstLoadViolation(MeanLoadViolation):
 
 
 def load_stats(experts: Tensor, mask: Tensor) -> Stats:
-    """Imbalance of the router over ``mask`` (B, T), as trainers log it: nothing where ``experts`` (B, T, layers, k) do
-    not lie on its device, because copying them would be a wait.
+    """Return the imbalance of the router's expert loads over the tokens inside ``mask`` (B, T), as trainers log it.
+
+    ``experts``: (B, T, layers, k) expert ids. Empty if they do not lie on the device of ``mask``, because a copy would
+    wait.
     """
     fits = experts.dim() == 4 and experts.shape[:2] == mask.shape and experts.shape[2]
     if not fits or experts.device != mask.device:
@@ -572,7 +595,9 @@ def load_stats(experts: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_mismatch(batch: TokenBatch) -> Stats:
-    """Return level, raw weights and probabilities of the mismatch, if the engine reported log-probs."""
+    """Return the size of the mismatch: log-probs, raw weights and probabilities; empty if the engine gave no
+    log-probs.
+    """
     if batch.rollout_logp is None:
         return {}
     gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
@@ -586,7 +611,7 @@ def observe_mismatch(batch: TokenBatch) -> Stats:
 
 
 def observe_mismatch_detail(batch: TokenBatch) -> Stats:
-    """Return all other statistics: divergences, tails, gradient, whole responses, and experts if both are known."""
+    """Return where and how the mismatch occurs: divergences, tails, gradient, whole responses, and experts if known."""
     gap = None if batch.rollout_logp is None else LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     routes = batch.experts if batch.experts is not None else batch.rollout_experts
     loads = {} if routes is None else load_stats(routes, batch.mask)

@@ -1,4 +1,4 @@
-"""All statistics of one micro-batch, under their canonical names.
+"""Compute all statistics of one micro-batch, under rlwatch's metric names.
 
 An observer is a function of this package that takes a :class:`~rlwatch.tensors.tokens.TokenBatch` and returns the
 statistics of one subject whose inputs the batch holds. To add one, write it in the module of its subject and add it to
@@ -35,7 +35,10 @@ from rlwatch.tensors.responses import observe_length_tail, observe_lengths
 from rlwatch.tensors.tokens import TokenBatch, observe_environment
 
 Observer = Callable[[TokenBatch], Stats]
-"""Statistics of one subject of a batch; absent where the batch does not hold what they need. Waits for nothing."""
+"""Function that returns the statistics of one subject for a batch; without those whose inputs the batch lacks.
+
+It does not wait for the device.
+"""
 
 CORE: tuple[Observer, ...] = (
     observe_logp,
@@ -51,7 +54,7 @@ CORE: tuple[Observer, ...] = (
     observe_lengths,
     observe_environment,
 )
-"""Each costs a pass or two over (B, T)."""
+"""Observers that cost a pass or two over (B, T) each."""
 
 FULL: tuple[Observer, ...] = (
     observe_entropy_quantiles,
@@ -64,13 +67,14 @@ FULL: tuple[Observer, ...] = (
     observe_length_tail,
     observe_degeneration,
 )
-"""Each sorts, groups or compares."""
+"""Observers that sort, group or compare tokens."""
 
 
 def observe(batch: TokenBatch, *, full: bool = True) -> Stats:
-    """All statistics that ``batch`` holds the inputs of; the others are absent. Waits for nothing.
+    """Return metric name -> statistic for all statistics whose inputs ``batch`` has, without waiting for the device.
 
-    Without ``full`` only those that cost a pass or two over (B, T); with it also those that sort, group or compare.
+    ``full``: also compute statistics that sort, group or compare; without it only those that cost a pass or two over
+    (B, T).
     """
     with torch.no_grad(), counting_once():
         stats: Stats = {}

@@ -1,4 +1,4 @@
-"""Rows of unequal length as one right-padded tensor: nested tensors, lists of tensors, lists of numbers.
+"""Convert rows of unequal length to one right-padded tensor: nested tensors, lists of tensors, lists of numbers.
 
 No function waits for a device. The longest row of a jagged tensor on a device must be known, because reading it would
 wait.
@@ -19,10 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Detached ``values`` (B, T, ...).
+    """A right-padded, detached tensor ``values`` (B, T, ...), made from rows of unequal length.
 
-    ``valid`` (B, T) bool is True for values that are no padding; None if a whole tensor was given. ``lengths`` are
-    those of the rows, None if they are only on the device.
+    ``valid`` (B, T) bool is True for values that are not padding; None if a whole tensor was given. ``lengths``: those
+    of the rows; None if only the device has them.
     """
 
     values: Tensor
@@ -33,9 +33,9 @@ class Padded:
     def of(cls, x: Any, *, longest: int | None = None) -> Self:
         """Pad a tensor, a nested tensor (strided or jagged in its second dimension), or a list of rows.
 
-        Padding is NaN where the type has one, else 0: a row that is too short inside a mask shows. ``longest`` is
-        the length of the longest row of a jagged tensor that does not know it itself.
-        Raises ``ValueError`` with the reason if it cannot be read.
+        Padding is NaN for floating types, else 0; a row that is too short for its mask then shows as NaN. ``longest``:
+        length of the longest row, for a jagged tensor that does not know it itself. Raises ``ValueError`` with the
+        reason if ``x`` cannot be converted.
         """
         with torch.no_grad():
             if isinstance(x, Tensor):
@@ -100,9 +100,9 @@ _ASKED_BY_TORCH = ("__cuda_array_interface__", "__dlpack__")
 
 
 def tensor_of(x: Any) -> Tensor:
-    """Tensor of a list, an array or a number, on the CPU.
+    """Return a list, an array or a number as a tensor on the CPU; an object without numbers raises what torch raises.
 
-    Of other things torch asks attributes, and since Python 3.13 what that raises goes to stderr: here it is raised.
+    Torch looks up attributes of other objects, and since Python 3.13 errors of that go to stderr; here they are raised.
     """
     if not isinstance(x, _PLAIN):
         any(hasattr(x, name) for name in _ASKED_BY_TORCH)
@@ -129,7 +129,9 @@ def _known(lengths: Tensor) -> tuple[int, ...] | None:
 
 
 def longest_row(x: Any) -> int | None:
-    """The longest row of a jagged tensor, if the CPU knows it; None too for what is not jagged."""
+    """Return the length of the longest row of a jagged tensor if the CPU knows it; None otherwise or for other
+    tensors.
+    """
     known = getattr(x, "_maybe_max_seqlen", None) if isinstance(x, Tensor) else None
     return None if known is None else int(known)
 
@@ -153,10 +155,11 @@ _ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)
 
 
 def places_of(rows: Sequence[Tensor], known: Sequence[Tensor]) -> Tensor | None:
-    """Return the index (B,) of the first row of ``known`` with the same ids; -1 if none, None if the widths differ.
+    """Return the index (B,) of the first row of ``known`` with the same ids as each of ``rows``; -1 if there is none.
 
-    Tables may come in parts (B, L) and (N, L), integers on one device each. Rows are compared by a hash, and then with
-    the one row of the same hash: no tensor is larger than B x N, and there is no synchronisation with the device.
+    None if the widths differ. Tables may come in parts (B, L) and (N, L) of integers, on one device. Rows are compared
+    by a hash, and then with the one row of the same hash: no tensor is larger than B x N, and there is no
+    synchronisation with the device.
 
     >>> places_of([torch.tensor([[3, 4], [9, 9]])], [torch.tensor([[1, 2], [3, 4]])]).tolist()
     [1, -1]

@@ -1,4 +1,4 @@
-"""The per-response view of one generation batch, whatever trainer it came from.
+"""Hold the per-response data of one generation batch in one form for all trainers, and compute its statistics.
 
 A trainer gives what it has, in one call, as tensors, arrays or lists::
 
@@ -58,14 +58,16 @@ from rlwatch.tensors.transfer import moved
 
 @dataclass(frozen=True, slots=True)
 class Kept(Stat):
-    """Base: keeps non-negative values of every batch, and computes from all of them when it is read."""
+    """Base of statistics that need all values at once: keeps the non-negative values of every batch until it is
+    read.
+    """
 
     values: tuple[Tensor, ...]
     masks: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Keep ``x`` (B,) inside ``mask`` (B,)."""
+        """Keep the values ``x`` (B,) inside ``mask`` (B,)."""
         return cls(masked_count(mask, widen(x)), (widen(x),), (mask.bool(),))
 
     @override
@@ -84,12 +86,14 @@ class Kept(Stat):
 
     @abstractmethod
     def fraction(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator, 0-d, over all values; without a value where the denominator is 0."""
+        """Return numerator and denominator, 0-d, of the statistic over all values; a denominator of 0 means not
+        measured.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class TailRatio(Kept):
-    """99th percentile over the median, with linear interpolation."""
+    """Ratio of the 99th percentile of the values to their median, both with linear interpolation."""
 
     @override
     def fraction(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +102,7 @@ class TailRatio(Kept):
 
 @dataclass(frozen=True, slots=True)
 class MaxOverMean(Kept):
-    """Largest over mean, >= 1."""
+    """Ratio of the largest value to the mean, >= 1."""
 
     @override
     def fraction(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,9 +111,9 @@ class MaxOverMean(Kept):
 
 @dataclass(frozen=True, slots=True)
 class Bubble(Kept):
-    """1 - mean / largest: the least share of a batch's slots that idle while its longest member is generated.
+    """1 - mean / largest length: the least share of a batch's slots that idle while its longest response is generated.
 
-    A lower bound without traces of the engines; in 99 responses of 100 tokens and one of 10,000 it is 0.9801.
+    A lower bound that needs no traces of the engines; for 99 responses of 100 tokens and one of 10,000 it is 0.9801.
     """
 
     @override
@@ -120,7 +124,9 @@ class Bubble(Kept):
 
 @dataclass(frozen=True, slots=True)
 class Gini(Kept):
-    """Gini coefficient, sum_i (2 i - n - 1) x_i / (n sum x) over ascending x: 0 all equal, near 1 one has all."""
+    """Gini coefficient of the values, sum_i (2 i - n - 1) x_i / (n sum x) over ascending x: 0 all equal, near 1 one has
+    all.
+    """
 
     @override
     def fraction(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,12 +137,16 @@ class Gini(Kept):
 
 
 def observe_lengths(batch: TokenBatch) -> Stats:
-    """:func:`length_stats` of the mask, only where cut responses are known: a mask may hide whole responses."""
+    """Return :func:`length_stats` of the batch's mask; empty unless ``cut`` is known, as a mask may hide whole
+    responses.
+    """
     return {} if batch.cut is None else length_stats(batch.mask.bool().sum(-1), batch.cut)
 
 
 def observe_length_tail(batch: TokenBatch) -> Stats:
-    """:func:`length_tail_stats` where it is known which responses were cut, and what length has to do with entropy."""
+    """Return :func:`length_tail_stats` if ``cut`` is known, and the correlation of length and entropy if that is
+    known.
+    """
     lengths = batch.mask.bool().sum(-1).float()
     stats = {} if batch.cut is None else length_tail_stats(lengths)
     if batch.entropy is not None:
@@ -146,9 +156,10 @@ def observe_length_tail(batch: TokenBatch) -> Stats:
 
 
 def length_stats(lengths: Tensor, cut: Tensor | None = None) -> Stats:
-    """``len/mean``, ``max``, ``min``, ``empty``, of ``lengths`` (B,).
+    """Return ``len/mean``, ``max``, ``min`` (tokens) and ``len/empty`` (share of empty responses) of ``lengths`` (B,).
 
-    Where it is known which were ``cut`` (B,) also ``len/clipped`` and ``len/terminated_mean``.
+    ``cut`` (B,): True for responses that were cut at the length limit; if given, also ``len/clipped`` (their share) and
+    ``len/terminated_mean`` (mean length of the others).
     """
     every = torch.ones_like(lengths, dtype=torch.bool)
     stats: Stats = {
@@ -164,7 +175,11 @@ def length_stats(lengths: Tensor, cut: Tensor | None = None) -> Stats:
 
 
 def length_tail_stats(lengths: Tensor) -> Stats:
-    """``len/p50``, ``p90``, ``p99``, ``tail_ratio``, ``max_over_mean``, ``bubble``, ``gini`` of ``lengths`` (B,)."""
+    """Return ``len/p50``, ``p90``, ``p99``, ``tail_ratio``, ``max_over_mean``, ``bubble`` and ``gini`` of ``lengths``
+    (B,).
+
+    ``lengths`` are in tokens.
+    """
     every = torch.ones_like(lengths, dtype=torch.bool)
     return {
         "len/p50": Quantile.of(lengths, every, 0.5),
@@ -182,7 +197,7 @@ def length_tail_stats(lengths: Tensor) -> Stats:
 
 @dataclass(frozen=True, slots=True)
 class ResponseBatch:
-    """Detached tensors of B responses on one device; each is ``None`` where it does not exist.
+    """Detached tensors of B responses on one device; each is ``None`` if the trainer does not have it.
 
     Parameters
     ----------
@@ -196,20 +211,20 @@ class ResponseBatch:
         (B,) int64: ids of the prompts, at least 0 and the same in all batches and ranks. Ids below 0 are of groups
         that are whole within this batch (:func:`~rlwatch.tensors.groups.consecutive`).
     whole
-        Whether all groups are: nothing needs to be kept of them then.
+        True if all groups are whole within this batch: then no values need to be kept for them.
     answers
-        (B,) int64, equal for equal answers in all batches; below 0 where no answer was extracted.
+        (B,) int64, equal for equal answers in all batches; below 0 if no answer was extracted.
     lengths, cut
         (B,) tokens of a response; (B,) bool, whether it was cut at the length limit.
     entropy
         (B,) mean entropy of a response's tokens, nats.
     tasks, task_names
-        (B,) indices into ``task_names``, of a task or data source.
+        (B,) index of each response's task or data source in ``task_names``.
     ids, mask, eos
         (B, T) sampled token ids, right-padded; (B, T) which of them the policy sampled; ids that end a sequence.
     retention, spans, budget
-        (B,) iterations a response was carried over; (B,) policy versions it was sampled under; response tokens an
-        iteration is to have over all ranks.
+        (B,) iterations a response was carried over; (B,) policy versions it was sampled under; response tokens that one
+        iteration should have over all ranks.
     """
 
     rewards: Tensor | None = None
@@ -231,7 +246,7 @@ class ResponseBatch:
     budget: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` if the tensors are not of the same responses."""
+        """Check the batch. Raises ``ValueError`` if the tensors have different numbers of responses."""
         sizes = {f.name: x.shape[0] for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"everything in a ResponseBatch must be of the same responses, got numbers {sizes}")
@@ -258,16 +273,16 @@ class ResponseBatch:
         budget: float | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
-        """Make a batch of tensors, arrays or lists; the class documents all arguments but these.
+        """Make a batch from tensors, arrays or lists; the class documents all arguments but these.
 
         ``rewards``: in a list, None where a response has none (for a tensor, pass ``scored``).
-        ``groups``: how many responses a group has, if groups lie one after the other, whole, in this batch; else one
-        id a response: integers, or anything that has a text, such as verl's ``uid``.
-        ``answers``: one a response, of any type; None where none was extracted.
-        ``tasks``, ``task_names``: one name a response; the run's :class:`~rlwatch.tensors.responses.TaskNames`, which
+        ``groups``: number of responses per group, if groups lie one after the other, whole, in this batch; else one
+        id per response: integers, or anything that has a text, such as verl's ``uid``.
+        ``answers``: one per response, of any type; None where none was extracted.
+        ``tasks``, ``task_names``: one name per response; the run's :class:`~rlwatch.tensors.responses.TaskNames`, which
         bounds how many there are.
         ``ids``, ``mask``: (B, T), nested, or lists of rows.
-        ``device``: where everything goes; default: where the first tensor given is that is not on the CPU.
+        ``device``: where all tensors go; default: the device of the first given tensor that is not on the CPU.
 
         Raises ``ValueError`` if the numbers of responses differ or groups do not divide them.
         """
@@ -315,11 +330,13 @@ def _group_ids(groups: Any, known: Sequence[Tensor]) -> Tensor:
 # Columns of a trainer as tensors: numbers, answers, ids of prompts.
 
 CODE_BITS = 52
-"""Width of a code: it stays exact in a float64, and among 100,000 different things two agree with probability 1e-6."""
+"""Width of a hash code: it stays exact in a float64, and among 100,000 different values two agree with probability
+1e-6.
+"""
 
 
 def as_numbers(x: Any) -> Tensor:
-    """A tensor (detached), array or list of numbers or truth values, as a tensor of its own type."""
+    """Return a tensor (detached), array or list of numbers or booleans as a tensor of the same type of numbers."""
     return x.detach() if isinstance(x, Tensor) else tensor_of(x)
 
 
@@ -332,7 +349,7 @@ def as_optional_numbers(x: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def codes_of(x: Any) -> Tensor:
-    """Return codes (B,) int64, equal for equal values in every process; integers map to themselves, None to -1.
+    """Return int64 codes (B,), equal for equal values in every process; integers map to themselves, None to -1.
 
     Anything else is hashed by its text, into 52 bits.
     """
@@ -351,9 +368,9 @@ def _hash(text: str) -> int:
 
 
 def device_of(things: Iterable[Any]) -> torch.device:
-    """Device of the first tensor among ``things`` that is not on the CPU; the CPU if there is none.
+    """Return the device of the first tensor among ``things`` that is not on the CPU; the CPU if there is none.
 
-    What comes from elsewhere to the CPU must be waited for.
+    A copy from another device to the CPU would have to be waited for.
     """
     devices = [thing.device for thing in things if isinstance(thing, Tensor)]
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
@@ -362,29 +379,32 @@ def device_of(things: Iterable[Any]) -> torch.device:
 # Reward, length and entropy per task or data source, for a bounded number of tasks.
 
 OTHER_TASKS = "other"
-"""Common place of all tasks beyond the limit."""
+"""Name under which all tasks beyond the limit are summarised."""
 
 UNNAMED_TASK = "unnamed"
-"""The task of a response that has none."""
+"""Name of the task of a response that has none."""
 
 LONGEST_TASK_NAME = 80
-"""Characters of a task's name in a metric's name."""
+"""Most characters of a task's name that appear in a metric's name."""
 
 
 @dataclass(slots=True)
 class TaskNames:
-    """The tasks of a run that have metrics of their own: at most ``limit``, and :data:`OTHER_TASKS` for the rest.
+    """The tasks of a run that have metrics of their own: at most ``limit``, and :data:`OTHER_TASKS` for all others.
 
-    A task keeps its place for the whole run, so that no series changes its meaning; the most frequent of the first
-    batch that holds new tasks come first. Ranks that see different tasks may choose differently beyond ``limit``;
-    give all of them the same names then.
+    A task keeps its number (``places``) for the whole run, so that no series changes its meaning; the most frequent
+    tasks of the first batch with new tasks come first. Ranks that see different tasks may choose differently beyond
+    ``limit``; give all of them the same names then.
     """
 
     limit: int = 32
     places: dict[str, int] = field(default_factory=dict)
 
     def codes(self, tasks: Sequence[object]) -> list[int]:
-        """Place of each task; None is :data:`UNNAMED_TASK`. The last of :attr:`names` is :data:`OTHER_TASKS`."""
+        """Return the number of each task, and add new tasks up to the limit; None counts as :data:`UNNAMED_TASK`.
+
+        Tasks beyond the limit have the highest number, that of :data:`OTHER_TASKS`.
+        """
         called = [_called(task) for task in tasks]
         for name, _times in Counter(called).most_common():
             if name not in self.places and name != OTHER_TASKS and len(self.places) < self.limit:
@@ -393,7 +413,7 @@ class TaskNames:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all places, that of :data:`OTHER_TASKS` last."""
+        """Names of all tasks by number, :data:`OTHER_TASKS` last."""
         return (*self.places, OTHER_TASKS)
 
 
@@ -405,7 +425,10 @@ def _called(task: object) -> str:
 
 
 def by_task(prefix: str, x: Tensor, mask: Tensor, codes: Tensor, names: Iterable[str]) -> Stats:
-    """``<prefix><name>``: mean of ``x`` (B,) inside ``mask`` (B,) over the responses with each of ``codes`` (B,)."""
+    """Return ``<prefix><task>`` -> mean of ``x`` (B,) inside ``mask`` (B,) over the responses of each task.
+
+    ``codes`` (B,): number of each response's task; ``names``: task names by number.
+    """
     names = tuple(names)
     place = codes.long().clamp(0, max(len(names) - 1, 0))
     values = torch.stack([keep(x, mask, 0.0), mask.to(keep(x, mask, 0.0).dtype)], -1)
@@ -417,7 +440,7 @@ def by_task(prefix: str, x: Tensor, mask: Tensor, codes: Tensor, names: Iterable
 
 
 def observe_responses(batch: ResponseBatch) -> Stats:
-    """Return all statistics whose inputs ``batch`` holds, without waiting for the device.
+    """Return metric name -> statistic for all statistics whose inputs ``batch`` has, without waiting for the device.
 
     Statistics of groups keep one value for each response, so that a group may be spread over several batches, unless
     the batch is marked as holding whole groups.

@@ -1,4 +1,4 @@
-"""The per-token view of one micro-batch, whatever trainer it came from, and the check of its mask."""
+"""Hold the per-token data of one micro-batch in one form for all trainers, and select its most extreme tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlwatch.tensors.mergeable import Mean, Stats
 class TokenBatch:
     """Detached tensors of one micro-batch of B responses, right-padded to T tokens.
 
-    Every optional tensor is ``None`` where it does not exist, never a stand-in.
+    Every optional tensor is ``None`` if the trainer does not have it, never a substitute.
 
     Parameters
     ----------
@@ -74,23 +74,27 @@ class TokenBatch:
 
     @property
     def token_advantages(self) -> Tensor | None:
-        """Advantages (B, T) or (B, 1), to go with tokens."""
+        """Advantages as (B, T) or (B, 1), so that they broadcast over tokens; None if there are none."""
         if self.advantages is None or self.advantages.dim() > 1:
             return self.advantages
         return self.advantages.unsqueeze(1)
 
     @property
     def trainer_logp(self) -> Tensor:
-        """Log-probs of the weights the rollout engine had: the old policy's, or (on-policy) the current one's."""
+        """Log-probs (B, T) under the weights the rollout engine had: the old policy's, or (on-policy) the current
+        ones.
+        """
         return self.logp if self.old_logp is None else self.old_logp
 
     @property
     def routed(self) -> bool:
-        """True if it holds the experts of its tokens, hundreds of times as many numbers as all the rest."""
+        """True if the batch has the experts of its tokens, which take hundreds of times the memory of everything
+        else.
+        """
         return self.experts is not None or self.rollout_experts is not None
 
     def copied(self) -> TokenBatch:
-        """Return a copy whose memory the trainer does not reuse; ids of experts are not copied."""
+        """Return a copy with memory of its own, as the trainer may reuse its memory; ids of experts are not copied."""
         mine = {name: x.detach().clone() for name, x in _tensors(self).items() if name not in _EXPERTS}
         return replace(self, **mine)
 
@@ -99,12 +103,16 @@ _EXPERTS = ("experts", "rollout_experts")
 
 
 def alike(one: TokenBatch, other: TokenBatch) -> bool:
-    """True if :func:`joined` can put both together: they hold the same quantities, made and clipped alike."""
+    """Return True if :func:`joined` can combine two batches: they have the same quantities, types, devices and clip
+    bounds.
+    """
     return all(_same(getattr(one, f.name), getattr(other, f.name), one, other) for f in fields(one))
 
 
 def joined(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Return the responses of all ``batches`` in order, padded to the longest with zeros outside of the mask."""
+    """Return one batch with the responses of all ``batches`` in order, padded to the longest with zeros outside the
+    mask.
+    """
     if len(batches) == 1:
         return batches[0]
     width = max(one.logp.shape[1] for one in batches)
@@ -142,9 +150,11 @@ def _widened(x: Tensor, batch: TokenBatch, width: int) -> Tensor:
 
 
 def observe_environment(batch: TokenBatch) -> Stats:
-    """``tokens/environment_leak``: of the environment's tokens, those with mask 1; ``tokens/environment_frac``.
+    """Return whether the loss counts tokens that the environment (a tool, a user) wrote; empty if those are not known.
 
-    A policy that is trained on tokens it did not sample is taught to imitate its tools.
+    ``tokens/environment_leak``: share of the environment's tokens with mask 1. ``tokens/environment_frac``: share of
+    tokens that the environment wrote. A policy that is trained on tokens it did not sample is taught to imitate its
+    tools.
     """
     if batch.environment is None:
         return {}
@@ -159,33 +169,36 @@ def observe_environment(batch: TokenBatch) -> Stats:
 
 
 RATIO_LIMIT = 10.0
-"""A token ratio pi / pi_old above this is a spike."""
+"""A token with an importance ratio pi / pi_old above this is a spike."""
 LOGP_DIFF_LIMIT = 3.0
-"""|log trainer - log rollout| above this (nats) is a spike."""
+"""A token with |log trainer - log rollout| above this (nats) is a spike."""
 LOGP_LIMIT = -15.0
-"""A sampled token less likely than this (nats) is a spike."""
+"""A sampled token with a log-prob below this (nats) is a spike."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpikeTable:
-    """Up to K rows (K, C) of the most extreme tokens, most extreme first is not promised.
+    """Up to K rows (K, C) with the most extreme tokens of a batch, in no promised order.
 
-    The first column of ``rows`` is the score: >= 1 is a spike, inf is non-finite, -inf is padding. The others are
-    ``names``, in order. Row numbers and token ids are exact below 2**24.
+    The first column of ``rows`` is the score: >= 1 is a spike, inf is non-finite, -inf is padding. The other columns
+    are named ``names``, in order. Row numbers and token ids are exact below 2**24.
     """
 
     names: tuple[str, ...]
     rows: Tensor
 
     def merge(self, other: SpikeTable, k: int = 64) -> SpikeTable:
-        """Return the ``k`` most extreme rows of both; ``other`` must have the same columns."""
+        """Return the ``k`` most extreme rows of two tables. Raises ``ValueError`` if their columns differ."""
         if self.names != other.names:
             raise ValueError(f"spike columns differ: {self.names} and {other.names}")
         rows = torch.cat([self.rows, other.rows])
         return SpikeTable(self.names, rows[rows[:, 0].topk(min(k, rows.shape[0])).indices])
 
     def join(self, other: SpikeTable, k: int = 64) -> SpikeTable:
-        """Merge over the columns both have: micro-batches need not measure the same."""
+        """Return the ``k`` most extreme rows of two tables, with the columns that both have.
+
+        Micro-batches may measure different quantities.
+        """
         both = tuple(name for name in self.names if name in other.names)
         return self._only(both).merge(other._only(both), k)
 
@@ -197,7 +210,7 @@ class SpikeTable:
 
 
 def spike_score(batch: TokenBatch) -> Tensor:
-    """Score of each token, (B, T): 1 at the limits above, inf if non-finite, -inf outside the mask."""
+    """Return how extreme each token is, (B, T): 1 at the limits above, inf if non-finite, -inf outside the mask."""
     score = widen(batch.logp) / LOGP_LIMIT
     broken = ~batch.logp.isfinite()
     if batch.old_logp is not None:
@@ -213,7 +226,10 @@ def spike_score(batch: TokenBatch) -> Tensor:
 
 
 def top_tokens(batch: TokenBatch, *, k: int = 64, first_row: int = 0) -> SpikeTable:
-    """The ``k`` tokens of ``batch`` with the highest score; ``first_row`` is added to the sequence number."""
+    """Return the ``k`` tokens of ``batch`` with the highest :func:`spike_score`, with their measured quantities.
+
+    ``first_row``: added to the index of the response, if the batch is a part of a larger one.
+    """
     with torch.no_grad():
         score = spike_score(batch)
         top = score.flatten().topk(min(k, score.numel()))
@@ -246,6 +262,9 @@ def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, 
 
 
 def screen(logp: Tensor, advantages: Tensor, ratio: Tensor | None) -> Tensor:
-    """|A| r (1 - p): how hard a token pushes its own logit, >= 0; r = 1 on-policy, where it is None. Any shape."""
+    """Return |A| r (1 - p) of tokens: how hard a token pushes its own logit, >= 0, in the shape of the arguments.
+
+    ``logp`` in nats; ``ratio`` r is None on-policy, where it is 1.
+    """
     push = widen(advantages).abs() * -torch.expm1(widen(logp))
     return push if ratio is None else push * ratio

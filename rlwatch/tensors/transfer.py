@@ -1,4 +1,4 @@
-"""Tensors and statistics off the device: to the CPU in one asynchronous copy, to another rank as bytes."""
+"""Move tensors and statistics off the device: to the CPU in one asynchronous copy, to another rank as bytes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from rlwatch.tensors.mergeable import Stat, Stats
 
 
 class Transfer:
-    """Copies some tensors to the CPU together; :meth:`read` them once :meth:`ready`.
+    """One copy of several tensors to the CPU; call :meth:`read` for the values, which is immediate once :meth:`ready`.
 
-    On CUDA the copy goes to pinned memory behind an event, so creating a transfer costs no wait; elsewhere
-    :meth:`read` copies. Values travel as float32, or as float64 if any tensor is float64 or int64 and the device
-    knows it.
+    On CUDA the copy goes to pinned memory behind an event, so creating a transfer does not wait; elsewhere :meth:`read`
+    copies. Values travel as float32, or as float64 if any tensor is float64 or int64 and the device supports float64.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -38,11 +37,13 @@ class Transfer:
             self.flat = host
 
     def ready(self) -> bool:
-        """Check that :meth:`read` would return at once."""
+        """Return True if :meth:`read` would return at once."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def read(self) -> list[np.ndarray]:
-        """The tensors, in order and shape, as float64 arrays; waits for the copy if it is still under way."""
+        """Return the tensors, in their order and shape, as float64 arrays; wait for the copy if it is still under
+        way.
+        """
         if self._event is not None:
             self._event.synchronize()
         flat = self.flat.cpu().numpy().astype(np.float64)
@@ -52,7 +53,9 @@ class Transfer:
 
 
 def freed(tensor: Tensor) -> bool:
-    """Check that its memory was given back (``untyped_storage().resize_(0)``): reading it would end the process."""
+    """Return True if the tensor's memory was released (``untyped_storage().resize_(0)``): reading it would end the
+    process.
+    """
     try:
         return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
     except (RuntimeError, NotImplementedError):  # subclasses without a storage of their own
@@ -78,7 +81,9 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def meeting_place(tensors: Sequence[Tensor]) -> torch.device:
-    """Return the first device that is not the CPU, to which all tensors can be copied without waiting."""
+    """Return the first device among ``tensors`` that is not the CPU, to which all can be copied without waiting; else
+    the CPU.
+    """
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
 
 
@@ -89,14 +94,15 @@ def meeting_place(tensors: Sequence[Tensor]) -> torch.device:
 
 logger = logging.getLogger("rlwatch")
 MOST_VALUES = 16_384
-"""A statistic that keeps values sends about this many of a rank at most, where it can do with fewer."""
+"""Most values that a statistic which keeps single values sends from a rank, approximately, if fewer suffice."""
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
 def pack(stats: Mapping[str, Stat]) -> tuple[JSON, list[Tensor]]:
-    """A description of ``stats``, and the tensors it speaks of; a tensor that several share is there once.
+    """Return a JSON description of ``stats`` and the tensors that it refers to by number; a shared tensor is there
+    once.
 
-    A statistic made of something else is left out, with a warning.
+    A statistic that holds anything but tensors, statistics, tuples and constants is left out, with a warning.
     """
     tensors: dict[int, tuple[int, Tensor]] = {}
     layout = {}
@@ -109,9 +115,9 @@ def pack(stats: Mapping[str, Stat]) -> tuple[JSON, list[Tensor]]:
 
 
 def unpack(layout: JSON, arrays: Sequence[np.ndarray]) -> Stats:
-    """Statistics that :func:`pack` described, of its tensors as arrays (floats in float64).
+    """Return the statistics that :func:`pack` described, given its tensors as arrays (floats in float64).
 
-    Raises ``ValueError`` for a layout that describes no statistics.
+    Raises ``ValueError`` for a ``layout`` that describes no statistics.
     """
     tensors = [torch.from_numpy(array) for array in arrays]
     stats: Stats = {}

@@ -1,8 +1,8 @@
-"""Size of an optimizer step: how far each layer's weights move, relative to their norm, whatever the optimizer does.
+"""Measure the size of an optimizer step: how far each layer's weights move, relative to their norm, for any optimizer.
 
-Up to ``SAMPLED`` evenly spaced elements of a tensor are kept before the step and compared
-after it, others at each step; smaller tensors are measured whole. Squares of a sample are scaled to its tensor, so that
-the estimate is without bias. Weights that are cut over ranks or held elsewhere are left out.
+Up to ``SAMPLED`` evenly spaced elements of a tensor are kept before the step and compared after it, others at each
+step; smaller tensors are measured whole. Squares of a sample are scaled to its tensor, so that the estimate is
+unbiased. Weights that are sharded over ranks or held elsewhere are left out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rlwatch.tensors.transfer import freed
 from rlwatch.tensors.weight_gap import COMPARED, elements_at, places_of
 
 HEADS = ("lm_head", "head", "embed_out", "output_layer")
-"""Names of the layer that gives the logits."""
+"""Names of the layer that computes the logits."""
 FEWEST_LAYERS = 3
-"""Layers besides the head whose median it is compared with."""
+"""The head is compared with the median of the other layers only if there are at least this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,11 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSample:
-    """Elements of a model's trained weights as they were before an optimizer step."""
+    """Sampled elements of a model's trained weights as they were before an optimizer step.
+
+    ``layers``, ``weights``: layer name and parameter of each sampled tensor. ``turn``: number of the step, which
+    selects the elements. ``groups``: the sampled values.
+    """
 
     layers: tuple[str, ...]
     weights: tuple[Tensor, ...]
@@ -45,7 +49,10 @@ class UpdateSample:
 
     @classmethod
     def of(cls, named: Iterable[tuple[str, nn.Parameter]], turn: int = 0) -> Self | None:
-        """Sample the weights ``named`` that have a gradient now; None if there are none. ``turn`` counts the steps."""
+        """Sample the weights ``named`` that have a gradient now; None if there are none.
+
+        ``turn``: number of the step; different steps sample different elements.
+        """
         kept = [(layer_of(name), weight.detach()) for name, weight in named if _whole(weight)]
         if not kept:
             return None
@@ -58,11 +65,11 @@ class UpdateSample:
         return cls(layers, weights, turn, groups)
 
     def stats(self) -> Stats:
-        """Statistics of the step that was taken since; no value is waited for on a device.
+        """Return statistics of the step that was taken since the sample, without waiting for the device.
 
-        ``update_layer/<layer>``: norm of the change over the norm of the weights before; ``optim/update_ratio`` that
-        of all together, ``optim/update_norm`` the norm of the change; ``optim/update_head``: the ratio of the layer
-        that gives the logits over the median of the others.
+        ``update_layer/<layer>``: norm of the change over the norm of the weights before. ``optim/update_ratio``: the
+        same of all layers together. ``optim/update_norm``: norm of the change. ``optim/update_head``: ratio of the
+        layer that computes the logits over the median ratio of the other layers.
         """
         names, device = list(dict.fromkeys(self.layers)), self.weights[0].device
         order = [i for group in self.groups for i in group.members]

@@ -1,9 +1,9 @@
-"""The rollout engine's weights against the trainer's: some elements of each tensor, compared right after a sync.
+"""Compare the rollout engine's weights with the trainer's: some elements of each tensor, right after a weight sync.
 
 Up to :data:`SAMPLED` evenly spaced elements of a tensor are compared, others at each sync, after a cast to the engine's
-dtype; "equal" means that all of those were. A tensor smaller than that is compared whole. An adapter that was merged
-on its way is compared to within rounding, because the order of a sum decides about the last bit. A quantised tensor, or
-one that the engine cuts or packs in another way, is not compared, and counts as such.
+dtype; "equal" means that all of those were. A tensor smaller than that is compared whole. A weight into which an
+adapter was merged is compared to within rounding, because the order of a sum decides the last bit. A quantised tensor,
+or one that the engine cuts or packs differently, is not compared, and counts as not compared.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ DIFFER = "mismatch/weights_differ"
 SAMPLED = 512
 """Elements of a tensor that are compared at one sync."""
 ODD = 2_654_435_761
-"""Multiplied by the number of the sync it gives the first element, so that in time all are compared."""
+"""Factor that, multiplied by the number of the sync, gives the first compared element, so that in time all are
+compared.
+"""
 COMPARED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ULPS = 4.0
-"""Machine epsilons, of the coarser side, within which a merged weight counts as equal."""
+"""A merged weight counts as equal within so many machine epsilons of the coarser type."""
 FUSED = {
     "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
     "k_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
@@ -35,7 +37,7 @@ FUSED = {
     "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
     "up_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
 }
-"""Module of the trainer -> the one in which vLLM and SGLang hold it, and the rows of which modules follow there."""
+"""Module of the trainer -> the fused module of vLLM and SGLang that holds its rows, and the modules in it, in order."""
 PADDED = ("embed_tokens", "lm_head")
 """Modules whose rows vLLM pads."""
 BASE, ADAPTER = ".base_layer.", ".lora_"
@@ -43,7 +45,7 @@ BASE, ADAPTER = ".base_layer.", ".lora_"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The low-rank change of one weight: ``scale * B @ A``, of shapes (out, r) and (r, in), or its transpose."""
+    """Low-rank change of one weight: ``scale * B @ A``, of shapes (out, r) and (r, in), or its transpose."""
 
     a: Tensor
     b: Tensor
@@ -51,7 +53,9 @@ class Adapter:
     transposed: bool = False
 
     def at(self, places: Tensor, columns: int) -> Tensor:
-        """The change of the elements ``places`` (K,) of the flat weight, of ``columns`` columns; (K,) float32."""
+        """Return the change (K,) float32 of the elements ``places`` (K,) of the flattened weight, which has ``columns``
+        columns.
+        """
         row, column = places // columns, places % columns
         out, into = (column, row) if self.transposed else (row, column)
         return self.scale * (self.b.detach()[out].float() * self.a.detach()[:, into].float().T).sum(-1)
@@ -59,9 +63,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class TrainerWeight:
-    """A weight as the engine should hold it.
+    """A weight of the trainer as the rollout engine should hold it.
 
-    ``local`` is what this rank holds, from row ``start`` of the whole on, ``shape`` that of the whole.
+    ``local``: rows of the weight on this rank, from row ``start`` on. ``shape``: of the whole weight. ``adapter``:
+    change that the engine has merged into it.
     """
 
     name: str
@@ -72,10 +77,11 @@ class TrainerWeight:
 
 
 def trainer_weights(model: nn.Module, *, merged: bool = True) -> list[TrainerWeight]:
-    """Weights of ``model`` by their names without wrappers; with ``merged`` adapters belong to the weight they change.
+    """Return the weights of ``model`` by their names without wrappers, as far as this rank holds them.
 
-    Of a weight that is cut by rows over ranks (FSDP2) it is this rank's part. Weights that are cut otherwise, or
-    changed by an adapter of another kind than plain LoRA, have no elements.
+    ``merged``: the engine gets adapters merged into the weights they change. A weight that is cut by rows over ranks
+    (FSDP2) is represented by this rank's rows. Weights that are cut otherwise, or changed by an adapter other than
+    plain LoRA, have no elements.
     """
     adapters = dict(_adapters(model)) if merged else {}
     found = []
@@ -131,9 +137,11 @@ def _local(parameter: Tensor) -> tuple[Tensor, int]:
 
 
 def counterpart(weight: TrainerWeight, engine: Mapping[str, Tensor], rows: Mapping[str, int]) -> Tensor | None:
-    """The elements of ``engine`` that should be ``weight.local``; None where there are none of that shape and kind.
+    """Return the part of the engine's weights that should equal ``weight.local``; None if there is none of its shape
+    and type.
 
-    ``rows`` are those of each weight of the trainer, for an engine that holds several of them in one.
+    ``engine``: name -> tensor. ``rows``: name of each trainer weight -> its number of rows, for an engine that fuses
+    several weights into one.
     """
     held = engine.get(weight.name)
     if held is None:
@@ -167,7 +175,7 @@ def _fused(name: str, engine: Mapping[str, Tensor], rows: Mapping[str, int]) -> 
 
 
 def places_of(elements: int, turn: int) -> slice:
-    """Return which of the ``elements`` of a tensor are compared at the sync number ``turn``: at most ``SAMPLED``."""
+    """Return a slice of the ``elements`` of a tensor to compare at the sync number ``turn``: at most ``SAMPLED``."""
     stride = max(1, elements // SAMPLED)
     stride -= stride > 1 and stride % 2 == 0  # an odd one meets all columns of a matrix
     count = min(SAMPLED, elements)
@@ -186,9 +194,9 @@ class _Row:
 
 
 def weight_stats(weights: Sequence[TrainerWeight], engine: Mapping[str, Tensor], turn: int = 0) -> Stats:
-    """Compare the trainer's ``weights`` with those of ``engine`` (name -> tensor). Nothing where none can be.
+    """Return statistics of the differences between the trainer's ``weights`` and those of ``engine`` (name -> tensor).
 
-    No value is waited for on a device. ``turn`` is the number of the sync.
+    ``turn``: number of the sync. Empty if no weight can be compared. Nothing waits for the device.
     """
     with torch.no_grad():
         rows_of = {weight.name: weight.shape[0] for weight in weights if len(weight.shape)}
@@ -219,7 +227,7 @@ def _row(weight: TrainerWeight, held: Tensor, turn: int) -> _Row:
 
 
 def elements_at(tensor: Tensor, chosen: slice) -> Tensor:
-    """The elements ``chosen`` of the flat ``tensor``, without a copy of the others."""
+    """Return the elements ``chosen`` of the flattened ``tensor``, without a copy of the others."""
     if tensor.is_contiguous():
         return tensor.view(-1)[chosen]
     places = torch.arange(chosen.start, chosen.stop, chosen.step, device=tensor.device)
