@@ -31,7 +31,7 @@ from rlwatch.testing.healthy_runs import (
 
 Make = Callable[[], Detector]
 LAYERS = 6
-"""Layers whose gradient norms the runs hold."""
+"""Number of layers whose gradient norms the simulated runs have."""
 TAPS_BROKEN = {
     "policy/entropy_neg": 10.0,
     "ratio/clipfrac": 200.0,
@@ -49,7 +49,7 @@ TAPS_BROKEN = {
     "staleness/mean": 8.0,
     "staleness/max": 8.0,
 }
-"""What :func:`broken_run` multiplies the metrics of taps by."""
+"""Factors by which :func:`broken_run` multiplies metrics that need per-token tensors."""
 EVENT_KINDS = (
     "reference_reset",
     "reference_restored",
@@ -72,7 +72,7 @@ values = st.one_of(
 
 
 def metric_names(detector: Detector) -> list[str]:
-    """Return the metrics that a detector requires, and those that it reads if present."""
+    """Return the metrics that a detector requires or reads if present, and a few others, sorted."""
     asked = {*(name for option in detector.requires for name in option), *getattr(detector, "reads", ())}
     own = {name for one in asked for name in _members(one)}
     return sorted(own | {"reward/mean", "reward/zero_std_frac", "optim/grad_norm", "policy/vocab_size"})
@@ -84,7 +84,7 @@ def _members(name: str) -> list[str]:
 
 
 def streams(detector: Detector, max_size: int = 40) -> st.SearchStrategy[list[ClosedStep]]:
-    """Return a strategy for rows with increasing steps, any gaps, and any missing metrics."""
+    """Return a strategy for rows of a detector's metrics, with increasing steps, any gaps and any missing metrics."""
     metrics = st.dictionaries(st.sampled_from(metric_names(detector)), values, max_size=6)
     rows = st.lists(st.tuples(st.integers(1, 20), metrics), max_size=max_size)
     return rows.map(_closed)
@@ -99,16 +99,16 @@ def _closed(rows: Sequence[tuple[int, dict[str, float]]]) -> list[ClosedStep]:
 
 
 def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Finding]]:
-    """Return the findings of a detector at each row."""
+    """Return the findings that a detector has at each row of ``stream``."""
     return [detector.update(step) for step in stream]
 
 
 @cache
 def broken_run(seed: int = 0, length: int = 230, at: int = 60) -> tuple[ClosedStep, ...]:
-    """Return a healthy run in which everything goes wrong at step ``at``: every detector has a finding.
+    """Return a healthy run in which everything goes wrong at step ``at``, so that detectors have findings.
 
     Held-out scores fall first. Entropy explodes and then, 40 steps on, collapses, while KL to the reference falls to
-    nothing, and the reward with it. Made once, as the healthy ones are.
+    nothing, and the reward with it. Made once per arguments.
     """
     return tuple(
         _gamed(row, at) if row.step < at else replace(row, metrics=_broken(row, row.step - at))
@@ -123,7 +123,7 @@ def broken_runs() -> tuple[tuple[ClosedStep, ...], ...]:
 
 @cache
 def whole_run(seed: int = 0, length: int = 300, every: int = 1) -> tuple[ClosedStep, ...]:
-    """Return a healthy run with all metrics, made once and shared by all detectors."""
+    """Return a healthy run with all metrics, logged every ``every`` steps; made once and shared by all tests."""
     return tuple(healthy_run(seed, length=length, every=every, layers=LAYERS, taps=True))
 
 
@@ -160,7 +160,11 @@ def _broken(row: ClosedStep, since: int) -> dict[str, float]:
 
 
 def check_finding(detector: Detector, finding: Finding, step: ClosedStep) -> None:
-    """Check that a finding has its detector, a declared kind, a past onset, and numbers that JSON can hold."""
+    """Fail unless a finding is well formed for the row ``step``.
+
+    It must have its detector's name, a declared kind, a severity that the catalogue permits, an onset that is not in
+    the future, and numbers that JSON can hold.
+    """
     assert finding.detector == detector.name
     assert finding.kind in detector.kinds
     assert finding.family == detector.family
@@ -176,15 +180,15 @@ def check_finding(detector: Detector, finding: Finding, step: ClosedStep) -> Non
 
 
 class DetectorContract:
-    """Properties of any detector. ``make`` builds a fresh one."""
+    """Tests that every detector must pass. The fixture ``make`` returns a function that builds a fresh detector."""
 
     @pytest.fixture
     def make(self) -> Make:
-        """Override: a factory of the detector under test."""
+        """Return a function that builds the detector under test; subclasses override this fixture."""
         raise NotImplementedError
 
     def test_declares_who_it_is(self, make: Make) -> None:
-        """Name, family, kinds and requirements come from the shared vocabulary."""
+        """Check that name, family, kinds and required metrics are known to the catalogue and the metrics table."""
         detector = make()
 
         assert detector.name
@@ -194,7 +198,7 @@ class DetectorContract:
         assert {name for option in detector.requires for name in option} <= {*BY_NAME, *(row.name for row in OPEN)}
 
     def test_a_prefix_of_the_run_gives_a_prefix_of_the_findings(self, make: Make) -> None:
-        """Causal: later rows do not change earlier findings."""
+        """Check that the detector is causal: later rows do not change earlier findings."""
 
         @settings(max_examples=10, deadline=None)
         @given(stream=streams(make()), cut=st.integers(0, 40))
@@ -204,7 +208,7 @@ class DetectorContract:
         check()
 
     def test_the_same_run_gives_the_same_findings(self, make: Make) -> None:
-        """Deterministic, even with another instance at work."""
+        """Check that the detector is deterministic, also while another instance runs."""
         for run in broken_runs():
             first, second = make(), make()
             together = [(first.update(row), second.update(row)) for row in run]
@@ -213,7 +217,9 @@ class DetectorContract:
             assert _same([a for a, _ in together], outputs(make(), run))
 
     def test_no_floats_make_it_raise(self, make: Make) -> None:
-        """NaN, infinities, huge, tiny and missing values give well-formed findings or none."""
+        """Check that NaN, infinite, huge, tiny and missing values give well-formed findings or none, and no
+        exception.
+        """
 
         @settings(max_examples=25, deadline=None)
         @given(stream=streams(make()))
@@ -226,7 +232,7 @@ class DetectorContract:
         check()
 
     def test_steps_may_repeat_and_go_back(self, make: Make) -> None:
-        """A resumed run continues below its last step; nothing raises, no onset lies ahead."""
+        """Check that a resumed run, whose steps go back, raises nothing and gives no onset in the future."""
         detector = make()
 
         for row in [*broken_run(length=100), *broken_run(length=80), *broken_run(length=80)[40:]]:
@@ -234,7 +240,7 @@ class DetectorContract:
                 check_finding(detector, finding, row)
 
     def test_memory_does_not_grow_with_the_run(self, make: Make) -> None:
-        """Twice as many rows, the same footprint."""
+        """Check that twice as many rows leave the size of the detector's state the same."""
         detector = make()
         outputs(detector, whole_run(length=2000))
         size = len(pickle.dumps(detector))
@@ -245,20 +251,20 @@ class DetectorContract:
     @pytest.mark.parametrize("every", [1, 5, 10])
     @pytest.mark.parametrize("seed", range(4))
     def test_is_silent_on_a_healthy_run(self, make: Make, seed: int, every: int) -> None:
-        """No finding above ``info``, at any logging cadence."""
+        """Check that a healthy run gives no finding above ``info``, at any logging interval."""
         findings = [f for per_row in outputs(make(), whole_run(seed, 600, every)) for f in per_row]
 
         assert [f for f in findings if f.severity is not Severity.INFO] == []
 
     def test_a_constant_run_raises_no_critical_alarm(self, make: Make) -> None:
-        """Every metric the same for ever: a stuck logger is no crash."""
+        """Check that metrics that never change, as from a stuck logger, give no critical finding."""
         row = whole_run()[0]
         findings = outputs(make(), [replace(row, step=step) for step in range(200)])
 
         assert [f for per_row in findings for f in per_row if f.severity is Severity.CRITICAL] == []
 
     def test_arrival_does_not_change_the_findings_of_update(self, make: Make) -> None:
-        """Judging a record early leaves no trace."""
+        """Check that judging records on arrival does not change the findings of closed steps."""
         for run in broken_runs():
             eager = make()
             findings = []
@@ -271,7 +277,7 @@ class DetectorContract:
 
     @pytest.mark.parametrize("kind", EVENT_KINDS)
     def test_any_event_is_accepted(self, make: Make, kind: str) -> None:
-        """Known or not, before the first row and in the middle."""
+        """Check that any event, known or not, is accepted before the first row and in the middle, without a finding."""
         detector = make()
         detector.notice(Event(kind=kind))
         outputs(detector, _plain_run())
@@ -280,7 +286,7 @@ class DetectorContract:
         assert outputs(detector, _plain_run())[-1] == []
 
     def test_rows_without_its_metrics_are_silent(self, make: Make) -> None:
-        """A log that never measures what it needs yields nothing."""
+        """Check that rows without the detector's metrics give no findings."""
         assert outputs(make(), [ClosedStep(step=i, metrics={"time/step": 1.0}) for i in range(50)]) == [[]] * 50
 
 

@@ -1,4 +1,6 @@
-"""Healthy RLVR runs with realistic shapes, which no detector may report, and broken ones."""
+"""Simulated healthy RLVR runs of realistic shapes, in which no detector may report a problem, and broken values for
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from rlwatch.records import ClosedStep
 
 
 def machine_metrics(at: int, noise: random.Random) -> dict[str, float]:
-    """Return metrics of two busy machines whose caches fill at first, while checkpoints come and go.
+    """Return system metrics of two busy machines whose caches fill at first, while checkpoints are written and removed.
 
-    ``at`` is the number of rows before. At half of the steps one of the four ranks, chosen at random, is slower.
+    ``at``: number of rows before this one. At half of the steps one of the four ranks, chosen at random, is slower.
     """
     slow = noise.choice("01234567")
     filling = 30.0 * math.exp(-at / 20.0)
@@ -30,11 +32,11 @@ def machine_metrics(at: int, noise: random.Random) -> dict[str, float]:
 
 
 MACHINE_BROKEN = {"system/gpu/0/throttled": 0.9, "system/gpu/0/temperature": 92.0, "time/rank/2": 20.0}
-"""Values of a machine that is too hot."""
+"""Values of the system metrics of an overheated machine."""
 
 
 def machine_broken(row: Mapping[str, float], since: int) -> dict[str, float]:
-    """Return the values that replace those of the healthy ``row``, ``since`` rows after the failure began."""
+    """Return the values that replace those of the healthy ``row``, ``since`` rows after the machine began to fail."""
     if "system/memory/free" not in row:
         return {}
     left = max(0.0, 1.0 - since / 200.0)
@@ -42,7 +44,9 @@ def machine_broken(row: Mapping[str, float], since: int) -> dict[str, float]:
 
 
 def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Return further metrics for ``row`` (of :func:`healthy_metrics`): mixture of experts, tools, half precision."""
+    """Return further metrics for ``row`` (of :func:`healthy_metrics`): mismatch, experts, text, tools, half
+    precision.
+    """
 
     def around(level: float, sigma: float = 0.2) -> float:
         return level * math.exp(noise.gauss(0.0, sigma))
@@ -90,7 +94,7 @@ def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
 
 
 def critic_metrics(progress: float, row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Return metrics of a value function and of advantages for ``row``; explained variance rises from 0 to half.
+    """Return metrics of a value function and of advantages for ``row``; the explained variance rises to a half.
 
     ``progress`` is the share of the run that has passed, 0 to 1. Half of the rollouts are one version old.
     """
@@ -146,12 +150,13 @@ ENGINE_BROKEN = {
     "reward/group_std": 0.001,
     "staleness/stale_frac": 1.0,
 }
-"""The values of a run in which all of this goes wrong, where a factor on the healthy ones would make no sense."""
+"""Values of metrics in a broken run, for metrics where a factor on the healthy value would make no sense."""
 
 
 def engine_broken(row: Mapping[str, float], *, seen: bool) -> dict[str, float]:
-    """Values that replace those of the healthy ``row``. Not ``seen``: the mean mismatch looks as before, its
-    tail does not.
+    """Return the values that replace those of the healthy ``row`` in a broken run.
+
+    ``seen``: if False, the mean mismatch stays healthy and only its tail shows the failure.
     """
     broken = {name: value for name, value in ENGINE_BROKEN.items() if name in row}
     means = {} if seen else {name: row[name] for name in ("mismatch/k3", "mismatch/kl") if name in row}
@@ -178,7 +183,7 @@ ROLLOUTS_BROKEN = {
     "time/step": 20.0,
     "time/throughput": 0.05,
 }
-"""What a broken run multiplies them by."""
+"""Factors by which a broken run multiplies these metrics."""
 EMPTY = {"len/empty": 0.7}
 """Broken values of metrics that are zero in a healthy run."""
 VANISHES = "text/distinct_2"
@@ -188,9 +193,9 @@ HELD_OUT = "val/score"
 
 
 def rollout_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Metrics that detectors of rewards, rollouts and times read, for a step that measured ``row``.
+    """Return metrics of rewards, rollouts and times for a step that measured ``row``.
 
-    Right answers become more and alike; now and then a step takes four times as long (a checkpoint).
+    Right answers become more frequent and more alike; now and then a step takes four times as long (a checkpoint).
     """
 
     def around(level: float, sigma: float = 0.1) -> float:
@@ -224,7 +229,8 @@ def rollout_metrics(row: dict[str, float], noise: random.Random) -> dict[str, fl
 
 
 def part_metrics(progress: float, row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Return parts of the reward for ``row``: the format is learnt in the first tenth of the run, the answer steadily.
+    """Return the parts of the reward for ``row``: the format is learnt in the first tenth of the run, the answer
+    steadily.
 
     ``progress`` is the share of the run that has passed, 0 to 1.
     """
@@ -236,7 +242,9 @@ def part_metrics(progress: float, row: dict[str, float], noise: random.Random) -
 
 
 def verifier_metrics(noise: random.Random) -> dict[str, float]:
-    """A verifier of one task in two, whose canaries a model judges: never quite the same."""
+    """Return metrics of a reward verifier that applies to every second task, with canary scores by a slightly noisy
+    model.
+    """
     return {
         "verifier/absent/answer": min(max(0.5 + noise.gauss(0.0, 0.1), 0.0), 1.0),
         "verifier/errors/answer": min(abs(noise.gauss(0.0, 0.05)), 1.0),
@@ -252,10 +260,10 @@ VOCABULARY = 152_000
 
 
 def healthy_metrics(step: int, length: int, noise: random.Random) -> dict[str, float]:
-    """One step: reward saturates, entropy is spent threefold on it, KL grows and settles.
+    """Return the basic metrics of one ``step`` of a healthy run of ``length`` steps.
 
-    The noise is that of small batches. Now and then all groups agree (no gradient), and one step in a
-    hundred spikes the gradient norm threefold.
+    The reward saturates, entropy falls to a third, KL grows and settles. The noise is that of small batches. Now and
+    then all groups agree (no gradient), and one step in a hundred raises the gradient norm threefold.
     """
     progress = 1.0 - math.exp(-4.0 * step / length)
     silent = noise.random() < 0.05
@@ -281,7 +289,8 @@ def healthy_metrics(step: int, length: int, noise: random.Random) -> dict[str, f
 
 
 def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Metrics that per-token taps add to ``row``: two sides of entropy, raw importance ratios, KL by every estimator.
+    """Return metrics that need per-token tensors for ``row``: entropy by advantage sign, importance ratios, KL
+    estimates.
 
     The rollout engine is one or two versions old.
     """
@@ -323,7 +332,10 @@ def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
 
 
 def layer_norms(total: float, layers: int, noise: random.Random) -> dict[str, float]:
-    """``grad_layer/layers.<i>`` of a model whose lower layers carry more; their squares add up to ``total`` squared."""
+    """Return ``grad_layer/layers.<i>`` of a model with so many ``layers``, lower layers having larger norms.
+
+    Their squares add up to ``total`` squared.
+    """
     raw = [(1.0 + 3.0 / (1 + i)) * math.exp(noise.gauss(0.0, 0.1)) for i in range(layers)]
     whole = math.sqrt(math.fsum(x * x for x in raw))
     return {f"grad_layer/layers.{i}": total * x / whole for i, x in enumerate(raw)}
@@ -332,11 +344,11 @@ def layer_norms(total: float, layers: int, noise: random.Random) -> dict[str, fl
 def healthy_run(
     seed: int = 0, *, length: int = 300, every: int = 1, layers: int = 0, taps: bool = False
 ) -> list[ClosedStep]:
-    """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
+    """Return the rows of a whole healthy run, logged every ``every`` steps as the mean over them, as trainers do.
 
-    With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
+    ``layers``: number of layers whose gradient norms are logged. ``taps``: also log the metrics of
     :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics``,
-    ``machine_metrics`` and ``verifier_metrics``; the others are the same without.
+    ``machine_metrics`` and ``verifier_metrics``. The other metrics do not depend on these arguments.
     """
     return list(_rows(seed, length, every, layers, taps))
 

@@ -1,4 +1,4 @@
-"""Contract of every importer; subclass :class:`ImporterContract` to test yours.
+"""Contract of every importer of training logs; subclass :class:`ImporterContract` to test yours.
 
 ::
 
@@ -28,7 +28,7 @@ from rlwatch.importers.registry import named, verdicts
 from rlwatch.records import StepRecord
 
 Sample = Sequence[tuple[int, Mapping[str, float]]]
-"""Steps with the metrics of each."""
+"""Rows of a log: steps, each with its metrics."""
 
 GARBAGE = (
     b"\nTraceback (most recent call last):\n  File \"train.py\", line 3\nRuntimeError: 'step' - \xff\xfe: 1, }{\n",
@@ -36,46 +36,46 @@ GARBAGE = (
     b"\x00\x00\x00\x00",
 )
 CUTS = 150
-"""At how many places a sample is cut."""
+"""Number of positions at which a sample log is cut off."""
 
 
 def comparable(records: Sequence[StepRecord]) -> list[tuple[int, int, int, str]]:
-    """Return records as plain comparable values (NaN equals NaN)."""
+    """Return records as plain values that can be compared (NaN equals NaN): seq, attempt, step, and metrics as text."""
     return [(record.seq, record.attempt, record.step, repr(dict(record.metrics))) for record in records]
 
 
 class ImporterContract:
-    """Tests of every importer."""
+    """Tests that every importer must pass; subclasses set ``format`` and ``names`` and define :meth:`write`."""
 
     format: ClassVar[str]
     names: ClassVar[tuple[str, str]]
-    """Two metrics as this source calls them, at least one of them known to rlwatch."""
+    """Names of two metrics as the source of the log uses them, at least one of them known to rlwatch."""
     filename: ClassVar[str] = "run.log"
     nonfinite: ClassVar[Mapping[str, float]] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-    """What the source's way of writing NaN, Inf and -Inf reads as."""
+    """What the source's notation of NaN, Inf and -Inf is read as."""
 
     def write(self, rows: Sample) -> bytes:
-        """Return the log of a run that logged ``rows``, as the source writes it; more rows must make it longer."""
+        """Return the log of a run with these ``rows``, as the source writes it; more rows must make it longer."""
         raise NotImplementedError("write the log as the trainer does")
 
     def rows(self, count: int, *, first: int = 1) -> list[tuple[int, dict[str, float]]]:
-        """``count`` rows of consecutive steps with values of few digits."""
+        """Return ``count`` rows of consecutive steps from ``first`` on, with values of few digits."""
         a, b = self.names
         return [(step, {a: step * 0.5, b: 1.25 - step * 0.25}) for step in range(first, first + count)]
 
     @pytest.fixture
     def log(self, tmp_path: Path) -> Path:
-        """Path of the log."""
+        """Return the path of the log file that a test writes."""
         return tmp_path / self.filename
 
     def records(self, log: Path, data: bytes) -> list[StepRecord]:
-        """Return the records of ``data``."""
+        """Write ``data`` as the log, and return the records that the importer reads from it."""
         log.write_bytes(data)
         [run] = read_log(log)
         return run.records
 
     def records_unless_refused(self, log: Path, data: bytes) -> list[StepRecord] | None:
-        """Return the records of ``data``, or None if it was refused with an error that names the log."""
+        """Return the records of the log ``data``, or None if it was refused with an error that names the log."""
         try:
             return self.records(log, data)
         except ImportFormatError as error:
@@ -84,7 +84,7 @@ class ImporterContract:
         return None
 
     def test_it_is_recognised_and_by_no_other_more(self, log: Path) -> None:
-        """By content, with the highest confidence of all importers."""
+        """Check that the log's content is recognised by this importer with more confidence than by any other."""
         log.write_bytes(self.write(self.rows(5)))
         given_ = {importer.name: verdict for importer, verdict in verdicts(log.read_bytes(), log)}
 
@@ -93,13 +93,15 @@ class ImporterContract:
         assert all(verdict.reason for verdict in given_.values())
 
     def test_it_is_not_recognised_in_plain_prose(self, tmp_path: Path) -> None:
-        """Text that mentions a step is no log."""
+        """Check that text that only mentions a step is not recognised as a log."""
         verdict = named(self.format).sniff(b"The next step: read the manual - twice.\n" * 20, tmp_path / "notes.txt")
 
         assert verdict.confidence == 0.0
 
     def test_rows_come_back_in_order(self, log: Path) -> None:
-        """Every row once, with raw names, unchanged values, ``seq`` 1, 2, 3... and attempt 1."""
+        """Check that every row is read once, with the source's names, unchanged values, ``seq`` 1, 2, 3... and attempt
+        1.
+        """
         rows = self.rows(6)
         expected = [(seq, 1, step, repr(metrics)) for seq, (step, metrics) in enumerate(rows, 1)]
 
@@ -107,7 +109,7 @@ class ImporterContract:
 
     @pytest.mark.parametrize("written", ["nan", "inf", "-inf"])
     def test_what_is_not_finite_follows_the_sources_convention(self, log: Path, written: str) -> None:
-        """It is a value, never absent and never 0."""
+        """Check that a non-finite value is read by the source's convention: as a value, never absent and never 0."""
         name = self.names[0]
         rows = self.rows(4)
         rows[2][1][name] = float(written)
@@ -119,7 +121,7 @@ class ImporterContract:
         assert all(math.isfinite(value) for value in values[:2] + values[3:])
 
     def test_what_was_not_measured_is_absent(self, log: Path) -> None:
-        """Neither 0 nor NaN."""
+        """Check that a metric that a row lacks is absent from its record, neither 0 nor NaN."""
         rows = self.rows(4)
         del rows[1][1][self.names[0]]
         records = self.records(log, self.write(rows))
@@ -127,7 +129,9 @@ class ImporterContract:
         assert [self.names[0] in record.metrics for record in records] == [True, False, True, True]
 
     def test_the_beginning_of_a_log_gives_the_beginning_of_its_records(self, log: Path) -> None:
-        """Cut anywhere: either a clear error or the same records, the last of them perhaps with less in it."""
+        """Check that a log cut off anywhere gives a clear error or the same records, the last perhaps with fewer
+        metrics.
+        """
         whole = self.write(self.rows(6))
         expected = self.records(log, whole)
         for cut in range(0, len(whole), max(1, len(whole) // CUTS)):
@@ -141,7 +145,7 @@ class ImporterContract:
 
     @pytest.mark.parametrize("garbage", GARBAGE)
     def test_garbage_after_the_end_changes_nothing_or_is_a_clear_error(self, log: Path, garbage: bytes) -> None:
-        """A crash may print any text."""
+        """Check that garbage after the log, such as the output of a crash, changes no record or gives a clear error."""
         whole = self.write(self.rows(5))
         expected = comparable(self.records(log, whole))
         records = self.records_unless_refused(log, whole + garbage)
@@ -149,7 +153,7 @@ class ImporterContract:
         assert records is None or comparable(records) == expected
 
     def test_a_rewind_begins_the_next_attempt(self, log: Path) -> None:
-        """A resumed trainer logs steps again."""
+        """Check that a step that is logged again, as by a resumed trainer, begins the next attempt."""
         records = self.records(log, self.write(self.rows(5) + self.rows(4, first=3)))
 
         assert [(record.attempt, record.step) for record in records] == [
@@ -159,14 +163,14 @@ class ImporterContract:
         assert [record.seq for record in records] == list(range(1, 10))
 
     def test_a_gzipped_log_reads_the_same(self, log: Path) -> None:
-        """Recognised by its bytes."""
+        """Check that a gzipped log, recognised by its bytes, gives the same records."""
         whole = self.write(self.rows(5))
         expected = comparable(self.records(log, whole))
 
         assert comparable(self.records(log, gzip.compress(whole))) == expected
 
     def test_following_the_log_gives_the_same_records(self, log: Path) -> None:
-        """All polls and the close together equal one reading of the finished log."""
+        """Check that polling a growing log and closing it gives the same records as reading the finished log once."""
         rows = self.rows(6)
         log.write_bytes(b"")
         tail = LogTail(log)

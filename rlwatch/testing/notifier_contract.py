@@ -1,4 +1,4 @@
-"""Contract of every notifier; subclass in a test module of a new notifier.
+"""Contract of every notifier; subclass it in a test module of a new notifier.
 
 For a channel that speaks HTTP::
 
@@ -32,34 +32,39 @@ NEVER_S = 120.0
 
 
 def a_message(message_id: str = "0123456789abcdef", **payload: JSON) -> OutboxMessage:
-    """A message as the outbox holds it."""
+    """Return a message about a firing alert as the outbox holds it; ``payload`` replaces or adds parts of its
+    contents.
+    """
     whole = {"event": "firing", "text": "entropy collapses", "alert": {"severity": "critical"}} | payload
     return OutboxMessage(message_id, "run-1", "alert-1", "channel", whole)
 
 
 class NotifierContract:
-    """Tests of every notifier."""
+    """Tests that every notifier must pass; ``secrets``: texts that it must never reveal."""
 
     secrets: tuple[str, ...] = ()
 
     @pytest.fixture
     def notifier(self) -> Notifier:
-        """The notifier under test, able to deliver."""
+        """Return the notifier under test, able to deliver."""
         raise NotImplementedError("give a fixture 'notifier'")
 
     def test_it_has_a_name(self, notifier: Notifier) -> None:
-        """The channel it serves."""
+        """Check that the notifier has a name, that of the channel it serves."""
         assert notifier.name.strip()
 
     def test_it_delivers_and_reports_success(self, notifier: Notifier) -> None:
-        """``ok``, with a reason."""
+        """Check that a delivery succeeds and is reported as ``ok``."""
         delivery = notifier.deliver(a_message())
 
         assert isinstance(delivery, Delivery)
         assert delivery.ok, delivery.reason
 
     def test_it_draws_no_random_number_of_the_process(self, notifier: Notifier) -> None:
-        """A trainer's seed decides what its run does; deliveries happen in the trainer's process, at any time."""
+        """Check that a delivery leaves Python's random state unchanged.
+
+        Deliveries happen in the trainer's process, at any time, and must not change what its seed determines.
+        """
         before = random.getstate()
         notifier.deliver(a_message())
 
@@ -76,11 +81,13 @@ class NotifierContract:
         ids=["missing parts", "not finite", "odd text", "long"],
     )
     def test_an_awkward_payload_is_delivered_too(self, notifier: Notifier, payload: dict[str, JSON]) -> None:
-        """An alert is not lost for what a detector or a user wrote."""
+        """Check that payloads with missing parts, NaN, odd or very long text are delivered, so that no alert is
+        lost.
+        """
         assert notifier.deliver(a_message(**payload)).ok
 
     def test_its_repr_and_logs_leak_no_secret(self, notifier: Notifier, caplog: pytest.LogCaptureFixture) -> None:
-        """At level DEBUG, libraries included."""
+        """Check that repr, result and logs (at level DEBUG, of libraries too) hold no secret."""
         caplog.set_level(logging.DEBUG)
         delivery = notifier.deliver(a_message())
 
@@ -95,7 +102,7 @@ class HTTPNotifierContract(NotifierContract):
     """Body of a positive answer, for services that report success in the body."""
 
     def make(self, url: str, secret: str, limit_s: float) -> Notifier:
-        """A notifier for this address that gives up after ``limit_s`` seconds in all."""
+        """Return a notifier for this address that gives up after ``limit_s`` seconds in all."""
         raise NotImplementedError("build the notifier under test")
 
     @pytest.fixture
@@ -111,12 +118,14 @@ class HTTPNotifierContract(NotifierContract):
         return self.make(receiver.url, SECRET, 5.0)
 
     def answered(self, answer: WebhookReply | int, limit_s: float = NEVER_S) -> tuple[Delivery, WebhookReceiver]:
-        """Return the delivery that follows from one answer, and its receiver."""
+        """Deliver a message to a receiver that replies with ``answer``; return the delivery's result and the
+        receiver.
+        """
         with WebhookReceiver(answer, any_path=True) as receiver:
             return self.make(receiver.url, SECRET, limit_s).deliver(a_message()), receiver
 
     def test_a_retry_carries_the_same_idempotency_key(self, notifier: Notifier, receiver: WebhookReceiver) -> None:
-        """A receiver can drop duplicates by it."""
+        """Check that retries of a message have the same id, by which a receiver can drop duplicates."""
         for message_id in ("first", "first", "second"):
             notifier.deliver(a_message(message_id))
 
@@ -125,7 +134,7 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
     def test_2xx_is_delivered(self, status: int) -> None:
-        """Any kind of success; if a service confirms in the body, an empty body is no success."""
+        """Check that any 2xx status is a success; if the service confirms in the body, an empty body is not."""
         silent = status == 204 and self.yes != b""
         delivery, _ = self.answered(WebhookReply(status, body=b"" if status == 204 else self.yes))
 
@@ -133,7 +142,7 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
     def test_a_passing_trouble_may_be_tried_again(self, status: int) -> None:
-        """The receiver is there, but not now."""
+        """Check that a status that reports a temporary problem is a failure that may be retried."""
         delivery, _ = self.answered(status)
 
         assert (delivery.ok, delivery.retryable) == (False, True)
@@ -141,21 +150,23 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 410, 413, 422])
     def test_a_refusal_is_final(self, status: int) -> None:
-        """Another attempt would be refused, too."""
+        """Check that a status that reports a refusal is a failure that must not be retried."""
         delivery, _ = self.answered(status)
 
         assert (delivery.ok, delivery.retryable) == (False, False)
         assert str(status) in delivery.reason
 
     def test_a_wish_for_time_is_passed_on(self) -> None:
-        """A rate limit: 429 with Retry-After."""
+        """Check that the seconds in Retry-After of a rate limit (429) are passed on, without an immediate retry."""
         delivery, receiver = self.answered(WebhookReply(429, {"Retry-After": "37"}))
 
         assert (delivery.ok, delivery.retryable, delivery.retry_after_s) == (False, True, 37.0)
         assert len(receiver.received) == 1
 
     def test_no_answer_of_a_receiver_is_repeated(self, caplog: pytest.LogCaptureFixture) -> None:
-        """It could contain the secret: in the body, a header or the reason phrase, with any status."""
+        """Check that no text of an answer (body, header or reason phrase) is repeated, as it could contain the
+        secret.
+        """
         caplog.set_level(logging.DEBUG)
         text = f"{SECRET} {PATH_TOKEN}"
         for status in (200, 400, 401, 403, 404, 429, 500):
@@ -167,7 +178,7 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
     def test_a_redirect_is_not_followed(self, status: int) -> None:
-        """The alert, and perhaps a secret, would go to an address that was not configured."""
+        """Check that no redirect is followed: the alert, and perhaps a secret, would go to an unconfigured address."""
         with WebhookReceiver(200) as elsewhere:
             delivery, receiver = self.answered(WebhookReply(status, {"Location": elsewhere.url}))
 
@@ -176,7 +187,7 @@ class HTTPNotifierContract(NotifierContract):
             assert_no_secret((elsewhere.url,), delivery.reason)
 
     def test_a_receiver_that_hangs_is_given_up_in_time(self) -> None:
-        """While it still hangs; and may be tried again."""
+        """Check that a delivery to a receiver that never answers ends in time, as a failure that may be retried."""
         with WebhookReceiver(WebhookReply(hang=True), any_path=True) as receiver:
             notifier = self.make(receiver.url, SECRET, self.limit_s)
             delivery = in_time(lambda: notifier.deliver(a_message()))
@@ -184,7 +195,7 @@ class HTTPNotifierContract(NotifierContract):
         assert (delivery.ok, delivery.retryable) == (False, True)
 
     def test_a_receiver_that_drips_is_given_up_in_time(self) -> None:
-        """Slow bytes reset every timeout except one on the whole request."""
+        """Check that an answer that arrives byte by byte ends in time, although slow bytes reset most timeouts."""
         with dripping() as url:
             notifier = self.make(url, SECRET, self.limit_s)
             delivery = in_time(lambda: notifier.deliver(a_message()))
@@ -192,12 +203,13 @@ class HTTPNotifierContract(NotifierContract):
         assert (delivery.ok, delivery.retryable) == (False, True)
 
     def test_a_huge_answer_is_not_read_into_memory(self) -> None:
-        """The status is enough."""
+        """Check that a success with a body of 20 MB is accepted; the status is enough."""
         assert self.answered(WebhookReply(200, body=self.yes + b" " * 20_000_000))[0].ok
 
     def test_network_trouble_is_an_answer_and_leaks_no_secret(self, caplog: pytest.LogCaptureFixture) -> None:
-        """A closed port, a host that does not exist, a server that speaks no HTTP or no TLS: no exception,
-        no address.
+        """Check that network failures return a retryable failure, raise nothing and reveal no address.
+
+        They are a closed port, an unknown host, and servers that speak no HTTP or no TLS.
         """
         caplog.set_level(logging.DEBUG)
         with speaking(b"NOT HTTP AT ALL\r\n\r\n") as garbage, speaking(b"") as silence:
@@ -212,7 +224,9 @@ class HTTPNotifierContract(NotifierContract):
 
 
 def in_time(deliver: Callable[[], Delivery]) -> Delivery:
-    """Call ``deliver`` with a server that never answers; fail if it does not return in time."""
+    """Return the result of ``deliver``, called with a server that never answers; fail if it takes over ``NEVER_S``
+    seconds.
+    """
     answers: list[Delivery] = []
     thread = threading.Thread(target=lambda: answers.append(deliver()), daemon=True)
     thread.start()
@@ -222,7 +236,7 @@ def in_time(deliver: Callable[[], Delivery]) -> Delivery:
 
 
 def assert_no_secret(secrets: tuple[str, ...], *texts: str) -> None:
-    """Fail if a text holds a secret, without printing the text, which may hold others."""
+    """Fail if a text holds a secret, without printing the text, which may hold other secrets."""
     for secret in secrets:
         for number, text in enumerate(texts):
             assert secret not in text, f"text {number} leaks a secret"
@@ -238,7 +252,7 @@ def closed_port() -> int:
 
 @contextmanager
 def speaking(words: bytes, every_s: float | None = None) -> Iterator[str]:
-    """Serve ``words`` to every client after one read, a byte every ``every_s`` seconds if given, and close."""
+    """Serve ``words`` to every client after one read, then close; ``every_s``: seconds per byte, None for at once."""
     server, done = socket.create_server(("127.0.0.1", 0)), threading.Event()
 
     def talk(connection: socket.socket) -> None:
@@ -273,6 +287,6 @@ def speaking(words: bytes, every_s: float | None = None) -> Iterator[str]:
 
 @contextmanager
 def dripping() -> Iterator[str]:
-    """Serve an answer that takes hours, a byte every 20 ms."""
+    """Serve an HTTP answer that takes hours, one byte every 20 ms; gives the server's URL."""
     with speaking(b"HTTP/1.1 200 OK\r\nX-Drip: " + b"x" * 1_000_000, every_s=0.02) as url:
         yield url

@@ -1,4 +1,6 @@
-"""Make runs as people have them: few prompts, data of changing difficulty, rows every 1 to 20 steps; break them."""
+"""Simulate training runs with small batches: few prompts, data of varying difficulty, rows every 1 to 20 steps,
+failures.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ from functools import lru_cache
 from rlwatch.records import ClosedStep
 
 FAILURES = ("noise", "cut", "short", "mismatch", "reward_lost")
-"""Ways to fail: entropy and gradients rise; every answer runs to the limit; answers shrink; trainer and engine part;
-only the reward goes."""
+"""Kinds of failures. ``noise``: entropy and gradients rise; ``cut``: every answer runs to the length limit; ``short``:
+answers shrink; ``mismatch``: log-probs of trainer and rollout engine diverge; ``reward_lost``: only the reward falls.
+"""
 CADENCES = (1, 4, 5, 10, 20)
-"""Steps between rows."""
+"""Numbers of steps between two logged rows."""
 
 
 @dataclass(frozen=True)
 class SmallRun:
-    """Rows, steps between them, and the failure with the step at which it begins (None: sound)."""
+    """A simulated run: its rows, the steps between rows, and the failure with the step at which it begins (None:
+    sound).
+    """
 
     rows: tuple[ClosedStep, ...]
     every: int
@@ -28,7 +33,9 @@ class SmallRun:
 
     @property
     def last_in_time(self) -> int:
-        """The last step at which an alarm is in time: ten steps after the onset, or the second row after its first."""
+        """Last step at which an alarm is in time: ten steps after the failure began, or the second row after its first
+        row.
+        """
         assert self.onset is not None
         after = [row.step for row in self.rows if row.step >= self.onset]
         return max(self.onset + 10, after[min(2, len(after) - 1)] if after else 0)
@@ -69,12 +76,12 @@ def _setting(noise: random.Random, start: float | None) -> _Setting:
 
 @lru_cache(maxsize=512)
 def small_run(seed: int, *, failure: str = "", every: int | None = None, start: float | None = None) -> SmallRun:
-    """Make a run of 100 to 300 steps with 4 to 32 answers a step.
+    """Simulate a run of 100 to 300 steps with 4 to 32 answers per step; the same ``seed`` gives the same run.
 
     Hard data lower the reward, lengthen the answers and raise the entropy at once, and stay for up to ten steps: the
-    witnesses of a failure go together in sound runs too. ``failure``: one of :data:`FAILURES`, complete within ten
-    steps of its onset; ``""``: none. ``every``: steps a row, drawn if None; a row is their mean or the last of them.
-    ``start``: share of right answers at the beginning, drawn if None.
+    signs of a failure thus coincide in sound runs, too. ``failure``: one of :data:`FAILURES`, complete within ten steps
+    of its beginning; ``""``: none. ``every``: steps per row, random if None; a row is the mean over its steps or the
+    last of them. ``start``: share of right answers at the beginning, random if None.
     """
     noise = random.Random(seed)
     steps = noise.choice((100, 150, 200, 300))

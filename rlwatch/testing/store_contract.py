@@ -1,4 +1,4 @@
-"""The contract of :mod:`rlwatch.store` as tests. A backend runs them by defining one fixture.
+"""The contract of :mod:`rlwatch.store` as tests. A new store runs them by defining one fixture.
 
 >>> class TestMyStore(StoreContract):
 ...     @pytest.fixture
@@ -54,10 +54,10 @@ __all__ = ["StoreContract", "pytest"]
 
 
 class CommandContract(StoreHooks):
-    """Commands are queued, claimed and settled, or expire."""
+    """Tests that commands to a run are queued, claimed and settled, or expire."""
 
     def test_a_command_comes_back_as_it_was_submitted(self, store: Store) -> None:
-        """Every field, from any opener."""
+        """Check that every field of a command comes back, from any process that opens the store."""
         fill(store)
         asked = Command(
             "c1",
@@ -76,7 +76,7 @@ class CommandContract(StoreHooks):
         assert self.reopen(store).commands("run") == [asked]
 
     def test_commands_need_their_run(self, store: Store) -> None:
-        """A mistyped run id must be an error, not an accepted command."""
+        """Check that a command for an unknown (mistyped) run id is an error."""
         fill(store)
         with pytest.raises(RunNotFoundError, match="absent"):
             store.submit(command(run_id="absent"))
@@ -86,13 +86,15 @@ class CommandContract(StoreHooks):
             store.claim("absent", 0.0)
 
     def test_a_run_without_commands_has_an_empty_list(self, store: Store) -> None:
-        """Polling it is no error."""
+        """Check that polling a run without commands is not an error."""
         fill(store)
 
         assert (store.commands("run"), store.claim("run", 1.0)) == ([], [])
 
     def test_the_same_click_twice_is_one_command(self, store: Store) -> None:
-        """The key counts within a run; an empty key is none; the same id is the same command."""
+        """Check that an idempotency key or id that occurs twice within a run gives one command; an empty key does not
+        count.
+        """
         for run_id in ("run", "other"):
             fill(store, run_id=run_id)
         first = store.submit(command("c1", key="click"))
@@ -105,7 +107,7 @@ class CommandContract(StoreHooks):
         assert [each.command_id for each in store.commands("run")] == ["c1", "c4", "c5"]
 
     def test_claiming_takes_what_is_queued_once(self, store: Store) -> None:
-        """Oldest first, with the time."""
+        """Check that queued commands are claimed once, oldest first, with the time of the claim."""
         fill(store)
         for command_id in ("c1", "c2"):
             store.submit(command(command_id))
@@ -120,7 +122,7 @@ class CommandContract(StoreHooks):
         assert store.commands("run") == claimed
 
     def test_overdue_commands_expire_instead_of_being_obeyed(self, store: Store) -> None:
-        """A restarted trainer must not obey last night's click; 0 means never."""
+        """Check that overdue commands expire, so that a restarted trainer does not execute old ones; 0 means never."""
         fill(store)
         for command_id, expires_at in (("old", 9.0), ("now", 10.0), ("later", 10.5), ("never", 0.0)):
             store.submit(command(command_id, expires_at=expires_at))
@@ -130,7 +132,7 @@ class CommandContract(StoreHooks):
         assert [(each.command_id, each.finished_at) for each in expired] == [("old", 10.0), ("now", 10.0)]
 
     def test_settling_answers_with_step_and_result(self, store: Store) -> None:
-        """Either as done or as rejected."""
+        """Check that a claimed command is settled as done or as rejected, with step and result."""
         fill(store)
         for command_id in ("c1", "c2"):
             store.submit(command(command_id))
@@ -150,7 +152,7 @@ class CommandContract(StoreHooks):
         assert store.commands("run", CommandStatus.DONE) == [done]
 
     def test_the_first_answer_stays(self, store: Store) -> None:
-        """The second caller gets an error."""
+        """Check that the first answer to a command stays, whatever is reported later."""
         fill(store)
         store.submit(command())
         store.claim("run", 1.0)
@@ -160,7 +162,7 @@ class CommandContract(StoreHooks):
         assert store.commands("run") == [first]
 
     def test_an_expired_command_stays_expired(self, store: Store) -> None:
-        """It cannot be reported as done later."""
+        """Check that an expired command cannot be reported as done later."""
         fill(store)
         store.submit(command(expires_at=1.0))
         store.claim("run", 2.0)
@@ -169,7 +171,7 @@ class CommandContract(StoreHooks):
         assert late.status is CommandStatus.EXPIRED
 
     def test_settling_what_cannot_be_settled_is_refused(self, store: Store) -> None:
-        """The command is unknown or not claimed yet, or the new status is no final one."""
+        """Check that an unknown or unclaimed command, or a status that is not final, is refused."""
         fill(store)
         with pytest.raises(StoreError, match="c1"):
             store.settle("run", "c1", CommandStatus.DONE, 1.0, step=None, result="")
@@ -181,7 +183,7 @@ class CommandContract(StoreHooks):
         assert [each.status for each in store.commands("run")] == [CommandStatus.QUEUED]
 
     def test_claiming_from_many_threads_hands_each_out_once(self, store: Store) -> None:
-        """For example, the trainer and a stray second trainer."""
+        """Check that each command is claimed once if many threads claim at the same time."""
         fill(store)
         names = {store.submit(command(f"c{number}")).command_id for number in range(20)}
 
@@ -191,7 +193,7 @@ class CommandContract(StoreHooks):
         assert sorted(each.command_id for each in claimed) == sorted(names)
 
     def test_commands_do_not_need_the_writer(self, store: Store) -> None:
-        """Other processes read them while the writer runs and after it has ended."""
+        """Check that other processes can use commands while the run's writer is open and after it has closed."""
         writer = store.open_run(command_run := fill(store))
         store.submit(command())
         assert len(store.claim("run", 1.0)) == 1
@@ -200,7 +202,7 @@ class CommandContract(StoreHooks):
         assert len(self.reopen(store).commands("run")) == 1
 
     def test_every_answer_is_kept(self, store: Store) -> None:
-        """The trainer may report that a command failed, expired or was cancelled."""
+        """Check that a trainer can report a command as failed, expired or cancelled."""
         fill(store)
         answers = (CommandStatus.FAILED, CommandStatus.EXPIRED, CommandStatus.CANCELLED)
         for answer in answers:
@@ -212,7 +214,7 @@ class CommandContract(StoreHooks):
         assert [each.status for each in self.reopen(store).commands("run")] == list(answers)
 
     def test_a_queued_command_is_cancelled_at_once(self, store: Store) -> None:
-        """It is never handed out."""
+        """Check that a queued command that is cancelled is never handed out."""
         fill(store)
         store.submit(command())
         cancelled = store.cancel("run", "c1", 3.0, result="by ann")
@@ -222,7 +224,7 @@ class CommandContract(StoreHooks):
         assert store.commands("run") == [cancelled]
 
     def test_a_claimed_command_is_released_by_its_claimant(self, store: Store) -> None:
-        """Only the claimant knows whether it was begun; a later answer stays."""
+        """Check that only the process that claimed a command ends its cancellation; its later answer stays."""
         fill(store)
         for command_id in ("c1", "c2"):
             store.submit(command(command_id))
@@ -238,7 +240,7 @@ class CommandContract(StoreHooks):
         assert store.cancel("run", "c2", 4.0, result="too late") == begun
 
     def test_what_was_answered_is_not_cancelled(self, store: Store) -> None:
-        """For example if it expired; an unknown command is an error."""
+        """Check that a settled (for example expired) command is not cancelled, and that an unknown one is an error."""
         fill(store)
         store.submit(command(expires_at=1.0))
         store.claim("run", 2.0)
@@ -250,7 +252,7 @@ class CommandContract(StoreHooks):
             store.cancel("absent", "c1", 3.0, result="by ann")
 
     def test_a_command_is_claimed_or_cancelled_never_both(self, store: Store) -> None:
-        """Whichever comes first, from many threads."""
+        """Check that a command is either claimed or cancelled, whichever comes first, from many threads."""
         fill(store)
         names = [store.submit(command(f"c{number}")).command_id for number in range(20)]
 
@@ -274,10 +276,10 @@ class CommandContract(StoreHooks):
 
 
 class AlertContract(StoreHooks):
-    """Alerts and the messages of the outbox."""
+    """Tests that a store keeps alerts, and hands messages out for delivery exactly once."""
 
     def test_an_alert_comes_back_whole(self, store: Store) -> None:
-        """Every field, and again after each change."""
+        """Check that every field of an alert comes back, also after each change."""
         fill(store)
         pending = Alert(
             "a1",
@@ -312,7 +314,7 @@ class AlertContract(StoreHooks):
         assert store.alerts("run") == [over]
 
     def test_alerts_come_newest_first(self, store: Store) -> None:
-        """Of one run or of all; an update does not make one newer."""
+        """Check that alerts of one run or of all come newest first, and that an update does not make one newer."""
         for run_id in ("run", "other"):
             fill(store, run_id=run_id)
         for alert_id in ("a1", "a2", "a3"):
@@ -324,7 +326,7 @@ class AlertContract(StoreHooks):
         assert {each.alert_id for each in store.alerts()} == {"a1", "a2", "a3", "b1"}
 
     def test_alerts_of_several_runs_in_one_call(self, store: Store) -> None:
-        """Each alert belongs to its run."""
+        """Check that alerts of several runs in one call are stored with their runs."""
         for run_id in ("run", "other"):
             fill(store, run_id=run_id)
         store.put_alerts([alert("a1"), alert("b1", "other")], [message("m1"), message("n1", "other")])
@@ -334,7 +336,7 @@ class AlertContract(StoreHooks):
         assert [each.message_id for each in store.outbox("run")] == ["m1"]
 
     def test_alerts_need_their_run(self, store: Store) -> None:
-        """Both reading and writing."""
+        """Check that reading and writing alerts of an unknown run are errors."""
         with pytest.raises(RunNotFoundError, match="run"):
             store.put_alerts([alert()], [])
         with pytest.raises(RunNotFoundError, match="run"):
@@ -343,7 +345,7 @@ class AlertContract(StoreHooks):
             store.outbox("run")
 
     def test_a_message_is_put_once(self, store: Store) -> None:
-        """Two evaluators of one run make the same ids; the first message stays as it is."""
+        """Check that a message with a known id leaves the first one as it is, as two processes make the same ids."""
         fill(store)
         first = replace(message(), payload={"n": 1}, created_at=3.0)
         store.put_alerts([alert()], [first])
@@ -355,7 +357,7 @@ class AlertContract(StoreHooks):
         ]
 
     def test_a_leased_message_is_not_leased_again_until_the_lease_ends(self, store: Store) -> None:
-        """The messages of a deliverer that died are leased again."""
+        """Check that a leased message is leased again only after its lease ended, as when its process died."""
         fill(store)
         store.put_alerts([], [message()])
 
@@ -366,7 +368,7 @@ class AlertContract(StoreHooks):
         assert len(store.lease_messages(15.0, lease_s=5.0)) == 1
 
     def test_only_due_messages_of_the_channels_asked_for_are_leased(self, store: Store) -> None:
-        """Oldest first, at most ``limit``, over all runs."""
+        """Check that due messages of the given channels are leased, oldest first, at most ``limit``, over all runs."""
         for run_id in ("run", "other"):
             fill(store, run_id=run_id)
         store.put_alerts(
@@ -386,7 +388,9 @@ class AlertContract(StoreHooks):
         assert store.lease_messages(9.0, lease_s=1.0, limit=0) == []
 
     def test_settling_writes_the_outcome_and_drops_the_lease(self, store: Store) -> None:
-        """A failed attempt is due again at the time that it gave."""
+        """Check that a settled message has its outcome and no lease; a failed attempt is due again at its given
+        time.
+        """
         fill(store)
         store.put_alerts([], [message()])
         [leased] = store.lease_messages(1.0, lease_s=60.0)
@@ -402,7 +406,7 @@ class AlertContract(StoreHooks):
 
     @pytest.mark.parametrize("over", [OutboxStatus.SENT, OutboxStatus.DEAD])
     def test_what_is_over_stays_over(self, store: Store, over: OutboxStatus) -> None:
-        """It is never leased again, whatever is reported later."""
+        """Check that a sent or abandoned message is never leased again, whatever is reported later."""
         fill(store)
         store.put_alerts([], [message()])
         [leased] = store.lease_messages(1.0, lease_s=1.0)
@@ -414,7 +418,9 @@ class AlertContract(StoreHooks):
         assert store.lease_messages(100.0, lease_s=1.0) == []
 
     def test_what_was_given_up_can_be_made_due_again(self, store: Store) -> None:
-        """Under the same id, as tried before; also one that waits for its next try. What is sent stays sent."""
+        """Check that an unsent message, also an abandoned one, can be made due again under its id; a sent one
+        cannot.
+        """
         fill(store)
         store.put_alerts([], [message("dead"), message("waits", due=1e9), message("sent"), message("held")])
         for leased in store.lease_messages(1.0, lease_s=1.0):
@@ -432,7 +438,9 @@ class AlertContract(StoreHooks):
         assert kept["sent"][0] is OutboxStatus.SENT
 
     def test_a_deliverer_that_lost_its_lease_can_only_report_success(self, store: Store) -> None:
-        """A slow deliverer's failure must not take the message out of the hands of the next one."""
+        """Check that a process whose lease went to another can report only success, so that its failure does no
+        harm.
+        """
         fill(store)
         store.put_alerts([], [message()])
         [slow] = store.lease_messages(1.0, lease_s=1.0)
@@ -446,7 +454,7 @@ class AlertContract(StoreHooks):
         assert store.outbox("run")[0].status is OutboxStatus.SENT
 
     def test_leasing_from_many_threads_hands_each_out_once(self, store: Store) -> None:
-        """Trainer, watch and app may all deliver."""
+        """Check that each message is leased once if many threads lease, as trainer, watcher and app may all deliver."""
         fill(store)
         store.put_alerts([], [message(f"m{number}") for number in range(20)])
 
@@ -463,10 +471,10 @@ QUIET = Silence("s1", "ann", "node 7 is in repair", 10.0, 20.0, run="run", kind=
 
 
 class DeskContract(StoreHooks):
-    """Notifying, acknowledging, silencing."""
+    """Tests of composing messages about alerts, acknowledging and silencing."""
 
     def test_the_composer_sees_all_that_is_stored(self, store: Store) -> None:
-        """The alert just put, what was written before, and who took it on."""
+        """Check that the composer gets the alerts just stored, earlier messages, and acknowledgements."""
         fill(store)
         store.put_alerts([alert("a1")], [message("m1")])
         taken = store.acknowledge(Acknowledgement("a1", "run", "ann", "mine", 3.0))
@@ -483,7 +491,9 @@ class DeskContract(StoreHooks):
         assert store.ledger("run") == Ledger((alert("a1"), alert("a2")), (message("m1"), message("m2")), (taken,))
 
     def test_what_was_written_already_is_not_written_again(self, store: Store) -> None:
-        """It is not returned either; two messages of one id in one call count once."""
+        """Check that composed messages with known ids are neither stored nor returned, also two of one id in one
+        call.
+        """
         fill(store)
         store.publish("run", [], lambda _: [message("m1")])
 
@@ -495,7 +505,7 @@ class DeskContract(StoreHooks):
         assert [each.channel for each in store.outbox("run")] == ["hook", "hook"]
 
     def test_a_composer_that_fails_leaves_nothing_behind(self, store: Store) -> None:
-        """The alerts of the call are not stored either, so that it may be repeated."""
+        """Check that an exception in the composer leaves the call's alerts unstored, so that it may be repeated."""
         fill(store)
 
         def broken(_: Ledger) -> list[OutboxMessage]:
@@ -507,7 +517,7 @@ class DeskContract(StoreHooks):
         assert store.ledger("run").alerts == ()
 
     def test_many_composers_never_write_one_thing_twice(self, store: Store) -> None:
-        """Each writes a message only if there is none: exactly one is written."""
+        """Check that of many composers that each write a message only if there is none, exactly one writes."""
         fill(store)
 
         def first_only(ledger: Ledger) -> list[OutboxMessage]:
@@ -519,7 +529,7 @@ class DeskContract(StoreHooks):
         assert len(store.outbox("run")) == 1
 
     def test_an_acknowledgement_stays_unless_a_worse_one_comes(self, store: Store) -> None:
-        """The first one counts until one with a wider scope replaces it."""
+        """Check that the first acknowledgement of an alert counts until one of a higher severity replaces it."""
         fill(store)
         store.put_alerts([alert("a1")], [])
         first = Acknowledgement("a1", "run", "ann", "é", 1.0, Severity.WARNING)
@@ -529,7 +539,7 @@ class DeskContract(StoreHooks):
         assert self.reopen(store).acknowledgements("run") == store.acknowledgements() == [worse]
 
     def test_acknowledgements_and_ledgers_need_their_run(self, store: Store) -> None:
-        """Reading, writing and notifying."""
+        """Check that reading and writing acknowledgements, and composing messages, need an existing run."""
         with pytest.raises(RunNotFoundError, match="run"):
             store.acknowledge(Acknowledgement("a1", "run", "ann"))
         with pytest.raises(RunNotFoundError, match="run"):
@@ -540,13 +550,15 @@ class DeskContract(StoreHooks):
             store.ledger("run")
 
     def test_a_run_without_alerts_has_an_empty_ledger(self, store: Store) -> None:
-        """Reading creates nothing."""
+        """Check that a run without alerts has no alerts, messages and acknowledgements, and that reading creates
+        nothing.
+        """
         fill(store)
 
         assert (store.ledger("run"), store.acknowledgements("run"), store.silences()) == (Ledger(), [], [])
 
     def test_a_silence_comes_back_whole_to_every_process(self, store: Store) -> None:
-        """Oldest first; ending one replaces it."""
+        """Check that silences come back whole, oldest first, in every process, and that ending one replaces it."""
         other = Silence("s0", "bob", "", 11.0, 12.0)
         for silence in (QUIET, other):
             store.put_silence(silence)
@@ -556,7 +568,7 @@ class DeskContract(StoreHooks):
         assert store.silences() == [replace(QUIET, until=15.0), other]
 
     def test_one_caller_at_a_time_holds_the_store(self, store: Store) -> None:
-        """Across threads and processes: no other caller changes what it reads meanwhile."""
+        """Check that one caller at a time holds the lock of the store, across threads and processes."""
         fill(store)
         store.put_alerts([alert("a1", state=AlertState.FIRING)], [])
 
@@ -586,4 +598,4 @@ class StoreContract(
     PeopleContract,
     FieldsContract,
 ):
-    """The whole contract of a store."""
+    """All tests that a store must pass."""

@@ -1,4 +1,4 @@
-"""The part of the store's contract on users' edits of runs: names, tags, notes, archiving, deleting."""
+"""Contract of a store for users' edits of runs: names, tags, notes, archiving, deleting."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from rlwatch.testing.store_run_contract import StoreHooks, alert, fill, steps
 
 
 class CurationContract(StoreHooks):
-    """Users' edits of runs."""
+    """Tests that a store keeps users' edits of runs and removes only runs that were deleted."""
 
     def test_a_run_without_edits_is_as_its_trainer_wrote_it(self, store: Store) -> None:
-        """Reading creates nothing."""
+        """Check that reading a run that was never edited creates no edits and shows the trainer's values."""
         fill(store)
 
         assert store.run("run").curation == Curation()
         assert (store.edits("run"), store.purges(), store.runs(deleted=True)) == ([], [], [])
 
     def test_edits_show_at_once_and_keep_what_the_trainer_wrote(self, store: Store) -> None:
-        """In every list and to every opener, also while the run is being written."""
+        """Check that edits appear in every list and to every process, also while the run is written, next to the logged
+        values.
+        """
         writer = store.open_run(RunInfo("run", name="s3", tags=("grpo", "old")))
         edits = [
             RunEdit("run", "ann", 5.0, name="best <i>é", notes="line 1\nline 2", tagged=("paper",), untagged=("old",)),
@@ -45,7 +47,7 @@ class CurationContract(StoreHooks):
         ]
 
     def test_an_empty_name_gives_the_trainers_back(self, store: Store) -> None:
-        """As taking a tag away and giving it again does."""
+        """Check that an edit to an empty name restores the trainer's name, and a removed tag can be added again."""
         store.open_run(RunInfo("run", name="s3", tags=("a",))).close()
         store.edit(RunEdit("run", "ann", 1.0, name="x", untagged=("a",), archived=True, notes="n"))
 
@@ -54,7 +56,7 @@ class CurationContract(StoreHooks):
         assert (back.name, back.tags, back.curation.archived, back.curation.notes) == ("s3", ("a",), False, "")
 
     def test_a_resume_knows_the_trainers_words_and_keeps_peoples(self, store: Store) -> None:
-        """A new name of the trainer does not undo a person's."""
+        """Check that a new name from the trainer of a resumed run does not undo a user's name."""
         store.open_run(RunInfo("run", name="s3")).close()
         store.edit(RunEdit("run", "ann", 1.0, name="best"))
 
@@ -65,7 +67,9 @@ class CurationContract(StoreHooks):
         assert (store.run("run").name, store.run("run").curation.logged_name) == ("best", "s4")
 
     def test_a_deleted_run_is_hidden_until_it_is_restored(self, store: Store) -> None:
-        """With its alerts; who deleted it first, and when, is kept, and every step of it."""
+        """Check that a deleted run and its alerts are hidden, who deleted it first is kept, and restoring brings all
+        data back.
+        """
         for run_id in ("run", "other"):
             fill(store, steps(1, 2), run_id=run_id, finish=True)
             store.put_alerts([alert(f"a-{run_id}", run_id)], [])
@@ -83,7 +87,7 @@ class CurationContract(StoreHooks):
         assert [edit.deleted for edit in store.edits("run")] == [True, True, False]
 
     def test_a_run_that_goes_on_is_not_hidden(self, store: Store) -> None:
-        """One user resumed a run that another had deleted: no training is hidden."""
+        """Check that a deleted run that another user resumed is shown again, so that no training is hidden."""
         fill(store, steps(1), finish=True)
         store.put_alerts([alert()], [])
         store.edit(RunEdit("run", "ann", 1e10, deleted=True))
@@ -95,7 +99,9 @@ class CurationContract(StoreHooks):
         assert len(store.alerts()) == 1
 
     def test_only_what_is_deleted_can_be_purged(self, store: Store) -> None:
-        """Then nothing is left of it but who did it, and its id may be used again."""
+        """Check that only a deleted run can be removed, that a note of who did it remains, and that its id can be used
+        again.
+        """
         fill(store, steps(1), finish=True)
         with pytest.raises(StoreError, match="not deleted"):
             store.purge("run", by="ann", now=3e10)
@@ -112,7 +118,7 @@ class CurationContract(StoreHooks):
         assert [run.curation for run in store.runs()] == [Curation()]
 
     def test_a_run_with_a_writer_is_not_purged(self, store: Store) -> None:
-        """Even if it is marked as deleted."""
+        """Check that a run that is being written cannot be removed, even if it is marked as deleted."""
         writer = store.open_run(RunInfo("run"))
         store.edit(RunEdit("run", "ann", 1e10, deleted=True))
 
@@ -123,7 +129,7 @@ class CurationContract(StoreHooks):
         assert len(store.records("run")) == 1
 
     def test_edits_of_many_people_lose_none(self, store: Store) -> None:
-        """Tags are added one by one."""
+        """Check that no tag is lost if several users add tags at once."""
         fill(store)
 
         with ThreadPoolExecutor(4) as pool:
@@ -132,7 +138,7 @@ class CurationContract(StoreHooks):
         assert sorted(store.run("run").tags) == sorted(f"t{k}" for k in range(12))
 
     def test_edits_need_their_run(self, store: Store) -> None:
-        """Editing, asking and purging."""
+        """Check that editing, listing edits of and removing an unknown run raise ``RunNotFoundError``."""
         for ask in (
             lambda: store.edit(RunEdit("absent", "ann")),
             lambda: store.edits("absent"),

@@ -1,4 +1,4 @@
-"""Contract of what a run holds: what is written is what is read, in order, as snapshots, whatever the values."""
+"""Contract of a store for the data of a run: what is written is read, in order, as snapshots, whatever the values."""
 
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ cycle.append(cycle)
 
 
 class ReadingContract(StoreHooks):
-    """Records, events, series, findings, spikes."""
+    """Tests that records, events, series, findings and batches of a run are read as they were written."""
 
     def test_many_questions_asked_at_once_are_answered_as_ever(self, store: Store) -> None:
-        """About that run and others, in this thread; data written meanwhile is visible afterwards."""
+        """Check that queries inside ``at_once`` give the usual answers, and that later queries have data written
+        meanwhile.
+        """
         fill(store, steps(1, 2))
         fill(store, steps(7), run_id="other")
         with store.at_once("run"):
@@ -71,7 +73,7 @@ class ReadingContract(StoreHooks):
             store.records("absent")
 
     def test_records_come_back_whole_and_in_order(self, store: Store) -> None:
-        """Names in the order given, rank and attempt, also with several records a step."""
+        """Check that records keep the order of their metrics, rank and attempt, also several records of one step."""
         written = [
             StepRecord(1, {"b": 1.0, "a": 2.0}, ts=1.25, attempt=1, rank=0, seq=1),
             StepRecord(1, {"eval/acc": 0.5}, ts=1.5, attempt=1, rank=3, seq=2),
@@ -83,7 +85,7 @@ class ReadingContract(StoreHooks):
         assert list(store.records("run")[0].metrics) == ["b", "a"]
 
     def test_the_newest_records_come_in_order_of_seq(self, store: Store) -> None:
-        """``last`` counts records after ``after_seq``; a larger number returns all."""
+        """Check that ``last`` counts records after ``after_seq``, and that a larger number returns all of them."""
         fill(store, steps(1, 2, 3, 4))
 
         assert [r.seq for r in store.records("run", last=2)] == [3, 4]
@@ -91,7 +93,7 @@ class ReadingContract(StoreHooks):
         assert (len(store.records("run", last=9)), store.records("run", last=0)) == (4, [])
 
     def test_records_can_be_followed(self, store: Store) -> None:
-        """``after_seq`` and ``limit`` page through without gap or repeat."""
+        """Check that ``after_seq`` and ``limit`` page through records without gap or repetition."""
         fill(store, steps(*range(7)))
 
         pages = [store.records("run", after_seq=after, limit=3) for after in (0, 3, 6, 7)]
@@ -99,7 +101,9 @@ class ReadingContract(StoreHooks):
         assert [[record.seq for record in page] for page in pages] == [[1, 2, 3], [4, 5, 6], [7], []]
 
     def test_events_share_the_numbers_of_records(self, store: Store) -> None:
-        """0 gets the next number; the writer knows the last one."""
+        """Check that events and records share one sequence: 0 gets the next number, and the writer knows the last
+        one.
+        """
         writer = store.open_run(RunInfo("run"))
         writer.write([*steps(1), Event("note", ts=2.0), *steps(2)])
         writer.write([Event("resume", step=2, body={"why": "ckpt"}, attempt=2)])
@@ -114,7 +118,7 @@ class ReadingContract(StoreHooks):
         assert [event.seq for event in store.events("run", after_seq=2)] == [4]
 
     def test_a_number_already_taken_is_refused(self, store: Store) -> None:
-        """By a record or an event, in this attempt or an earlier one; nothing of the batch stays."""
+        """Check that a batch with a used sequence number, of any attempt, is refused as a whole."""
         fill(store, [*steps(1), Event("note")])
         writer = store.open_run(RunInfo("run"))
         for taken in (1, 2):
@@ -127,7 +131,9 @@ class ReadingContract(StoreHooks):
 
     @pytest.mark.parametrize("item", _UNSTORABLE, ids=lambda item: type(item).__name__)
     def test_a_batch_is_written_whole_or_not_at_all(self, store: Store, item: Storable) -> None:
-        """An item that cannot be stored is named, leaves nothing behind, and the writer goes on."""
+        """Check that an item that cannot be stored is named, that nothing of its batch is stored, and that the writer
+        continues.
+        """
         writer = store.open_run(RunInfo("run"))
         with pytest.raises(StoreError, match="cannot"):
             writer.write([*steps(1), Event("note"), SpikeBatch(1, {"logp": np.zeros(1)}), item])
@@ -138,19 +144,19 @@ class ReadingContract(StoreHooks):
         assert (store.events("run"), store.spikes("run"), store.metric_names("run")) == ([], [], ["new"])
 
     def test_numpy_numbers_are_numbers(self, store: Store) -> None:
-        """Trainers pass them in every field."""
+        """Check that numpy numbers are accepted in every field, because trainers pass them."""
         fill(store, [StepRecord(cast("int", np.int64(3)), {"kl": cast("float", np.float32(0.5)), "n": 2})])
 
         assert [(record.step, record.metrics) for record in store.records("run")] == [(3, {"kl": 0.5, "n": 2.0})]
 
     def test_an_empty_batch_is_nothing(self, store: Store) -> None:
-        """It is no error."""
+        """Check that writing an empty batch is not an error and stores nothing."""
         fill(store, [])
 
         assert store.records("run") == []
 
     def test_series_follow_one_metric_through_changing_records(self, store: Store) -> None:
-        """Other metrics may come and go; absent is absent, NaN is a value; all attempts, in order of arrival."""
+        """Check that a series has its metric's rows of all attempts in order of arrival; absent differs from NaN."""
         fill(store, [StepRecord(1, {"a": 1.0, "b": 10.0}), StepRecord(2, {"b": 20.0, "a": math.nan})])
         fill(store, [StepRecord(2, {"c": 5.0}, attempt=2), StepRecord(2, {"a": 2.5}, attempt=2)])
 
@@ -171,7 +177,9 @@ class ReadingContract(StoreHooks):
             ]
 
     def test_the_moments_of_records_come_without_their_metrics(self, store: Store) -> None:
-        """One for each record in order of arrival; a time that is NaN stays NaN, and an empty run has none."""
+        """Check that the times of records come one per record, in order of arrival; NaN stays NaN, an empty run has
+        none.
+        """
         fill(store, [StepRecord(1, {"a": 1.0}, ts=10.5), StepRecord(2, {}, ts=math.nan)])
         fill(store, [StepRecord(2, {"b": 2.0}, ts=30.0, attempt=2)])
 
@@ -182,7 +190,9 @@ class ReadingContract(StoreHooks):
         assert moments.seqs.tolist() == [1, 2, 3]
 
     def test_steps_are_those_of_each_attempt_once_and_ascending(self, store: Store) -> None:
-        """Also where several records share a step, a later attempt goes back, or an attempt recorded nothing."""
+        """Check the steps of each attempt, once and ascending, with shared steps, restarts, and an attempt without
+        records.
+        """
         fill(store, [StepRecord(10, {"kl": 1.0}), StepRecord(5, {"kl": 1.0}), StepRecord(10, {"entropy": 1.0})])
         fill(store, [Event("note", attempt=2)])
         fill(store, [StepRecord(5, {"kl": 1.0}, attempt=3), StepRecord(20, {"kl": 1.0}, attempt=3)])
@@ -190,20 +200,24 @@ class ReadingContract(StoreHooks):
         assert store.steps("run") == {1: [5, 10], 3: [5, 20]}
 
     def test_metric_names_are_all_ever_seen(self, store: Store) -> None:
-        """Sorted; names of any text."""
+        """Check that all metric names ever recorded are listed, sorted, whatever text they are."""
         fill(store, [StepRecord(1, {"z": 1.0}), StepRecord(2, {"a/<script>": 1.0, "é" * 200: 1.0, "z": 1.0})])
 
         assert store.metric_names("run") == sorted(["z", "a/<script>", "é" * 200])
 
     def test_last_values_are_those_last_recorded(self, store: Store) -> None:
-        """The last value of each metric by arrival: a resumed run may log fewer metrics at a lower step."""
+        """Check that the last value of each metric is the last to arrive; a resumed run may log fewer, at a lower
+        step.
+        """
         fill(store, [StepRecord(9, {"a": 1.0, "b": 1.0}), StepRecord(9, {"c": math.inf})])
         fill(store, [StepRecord(4, {"b": 2.0}, attempt=2)])
 
         assert store.last_values("run") == {"a": (9, 1.0), "b": (4, 2.0), "c": (9, math.inf)}
 
     def test_findings_come_back_whole_in_order_of_seq(self, store: Store) -> None:
-        """None, NaN and infinity stay apart in score and baseline; ``seq`` may repeat and does not count on."""
+        """Check that findings come back in order of ``seq``, which may repeat; None, NaN and infinity stay
+        different.
+        """
         first = Finding(
             "d", "grad_spike", Severity.CRITICAL, 7, 6, "spike <b>", {"norm": 9.0}, "optim/grad_norm", seq=4
         )
@@ -218,7 +232,7 @@ class ReadingContract(StoreHooks):
         assert writer.last_seq == 0
 
     def test_recoveries_are_kept_apart_from_findings(self, store: Store) -> None:
-        """A finding that eased or ended is no new failure."""
+        """Check that a finding that eased or ended is listed as a recovery, not as a new finding."""
         began = Finding("d", "reward_drop", Severity.CRITICAL, 7, 6, "it fell", seq=4)
         worse = replace(began, step=8, seq=5, stage=Stage.WORSENED)
         eased = replace(began, step=9, severity=Severity.WARNING, evidence={"level": 0.7}, seq=6, stage=Stage.EASED)
@@ -231,7 +245,7 @@ class ReadingContract(StoreHooks):
         assert (again.findings("run"), again.recoveries("run")) == ([began, worse], [eased, over])
 
     def test_spike_batches_come_back_by_step(self, store: Store) -> None:
-        """Columns with their types; ``last`` means the newest written."""
+        """Check that token batches keep their columns and types, and that ``last`` returns the newest written."""
         columns: dict[str, Any] = {
             "token_id": np.array([5, 6], dtype=np.int64),
             "logp": np.array([-0.5, math.nan]),
@@ -259,7 +273,9 @@ class ReadingContract(StoreHooks):
         assert store.spikes("run", step=9, reason="") == store.spikes("run", step=4) == []
 
     def test_the_worst_spike_rows_of_all_batches_come_first(self, store: Store) -> None:
-        """By gradient contribution if it was measured; NaN counts as worst."""
+        """Check that the worst tokens of all batches come first, by gradient contribution if measured; NaN counts as
+        worst.
+        """
         columns: dict[str, Any] = {
             "contribution": np.array([1.0, -8.0, math.nan]),
             "token_id": np.array([1, 2, 3]),
@@ -281,7 +297,7 @@ class ReadingContract(StoreHooks):
         assert len(store.top_spikes("run", limit=2)) == 2
 
     def test_whole_responses_are_not_among_the_worst_rows(self, store: Store) -> None:
-        """They are kept for reading; their worst tokens are culprits as well."""
+        """Check that batches of whole responses add no worst tokens, because those are stored as culprits as well."""
         columns = {"contribution": np.array([9.0, 1.0])}
         fill(store, [SpikeBatch(1, columns, RESPONSES), SpikeBatch(1, {"contribution": np.array([9.0])}, CULPRITS)])
 
@@ -290,7 +306,7 @@ class ReadingContract(StoreHooks):
 
     @pytest.mark.parametrize("reason", APART)
     def test_batches_without_tokens_are_read_where_they_are_asked_for(self, store: Store, reason: str) -> None:
-        """There is one for each step: reading tokens skips them, and they hold no worst rows."""
+        """Check that batches without tokens (one per step) are read only by their reason and add no worst tokens."""
         columns: dict[str, Any] = {"quantity": np.array([2]), "bin": np.array([500]), "count": np.array([7])}
         counted = [SpikeBatch(step, columns, reason) for step in (1, 2)]
         fill(store, [counted[0], SpikeBatch(1, {"logp": np.zeros(1)}, "odd"), counted[1]])
@@ -303,14 +319,14 @@ class ReadingContract(StoreHooks):
 
     @pytest.mark.parametrize("reason", [FAR_OUT, NON_FINITE])
     def test_the_screen_of_far_out_tokens_reads_as_one_under_its_old_name_too(self, store: Store, reason: str) -> None:
-        """Older runs store it under the name ``contribution``."""
+        """Check that the screening value that older runs stored as ``contribution`` is read under its present name."""
         fill(store, [SpikeBatch(1, {"contribution": np.array([2.0]), "logp": np.array([-1.0])}, reason)])
 
         assert list(store.spikes("run")[0].columns) == ["screen", "logp"]
         assert store.top_spikes("run")[0]["screen"] == 2.0
 
     def test_completions_come_back_by_step(self, store: Store) -> None:
-        """Text as it was sampled, a NaN reward as NaN; ``last`` means the newest written."""
+        """Check that completions keep their text and NaN rewards, and that ``last`` returns the newest written."""
         columns: dict[str, Any] = {
             "prompt": ["2+2=", "1+1="],
             "completion": ["4 <eos>\x00", "zwei 日本 <b>"],
@@ -330,7 +346,7 @@ class ReadingContract(StoreHooks):
         assert [batch.step for batch in store.completions("run", last=1)] == [3]
 
     def test_answers_are_snapshots(self, store: Store) -> None:
-        """The store shares no object with its callers."""
+        """Check that the store shares no object with its callers: changing an answer changes nothing stored."""
         config, metrics, body, logp = {"lr": [1]}, {"kl": 1.0}, {"list": [1]}, np.zeros(2)
         writer = store.open_run(RunInfo("run", config=config))
         writer.write([StepRecord(1, metrics), Event("note", body=body), SpikeBatch(1, {"logp": logp})])
@@ -352,7 +368,7 @@ class ReadingContract(StoreHooks):
         writer.close()
 
     def test_a_live_run_is_read_while_it_is_written(self, store: Store) -> None:
-        """Each acknowledged step shows at once, to another opener of the store too."""
+        """Check that each acknowledged step is visible at once, also to another process that opened the store."""
         writer, other = store.open_run(RunInfo("run")), self.reopen(store)
         seen = []
         for step in range(5):
@@ -391,12 +407,12 @@ def _text(value: Any) -> str:
 
 
 class ValuesContract(StoreHooks):
-    """Nothing is rounded, dropped, or taken for something else."""
+    """Tests that a store rounds no value, drops none, and confuses none with another."""
 
     @_shared
     @given(metrics=st.dictionaries(_names, _any_float, max_size=8), step=st.integers(0, 2**63 - 1))
     def test_metric_values_come_back_bit_for_bit(self, store: Store, metrics: dict[str, float], step: int) -> None:
-        """In records, series and last values; any name."""
+        """Check that metric values come back bit for bit in records, series and last values, under any name."""
         run_id = new_run()
         fill(store, [StepRecord(step, metrics, ts=0.1)], run_id)
 
@@ -417,7 +433,9 @@ class ValuesContract(StoreHooks):
     @_shared
     @given(body=_bodies)
     def test_json_comes_back_as_it_went_in(self, store: Store, body: dict[str, Any]) -> None:
-        """In configuration, events, findings, commands, alerts and messages."""
+        """Check that JSON values come back unchanged in configuration, events, findings, commands, alerts and
+        messages.
+        """
         run_id = new_run()
         writer = store.open_run(RunInfo(run_id, config=body))
         writer.write([Event("note", body=body), Finding("d", "k", Severity.INFO, 1, 1, "m", evidence=body)])
@@ -442,7 +460,7 @@ class ValuesContract(StoreHooks):
     @_shared
     @given(values=st.lists(_any_float, max_size=20), texts=st.data())
     def test_spike_columns_come_back_bit_for_bit(self, store: Store, values: list[float], texts: st.DataObject) -> None:
-        """Floats of any kind and text of any kind, side by side."""
+        """Check that token batches keep floats of any kind and text of any kind."""
         run_id = new_run()
         words = texts.draw(st.lists(st.text(), min_size=len(values), max_size=len(values)))
         fill(store, [SpikeBatch(1, {"logp": np.array(values), "text": words})], run_id)
@@ -453,21 +471,23 @@ class ValuesContract(StoreHooks):
 
     @pytest.mark.parametrize("value", [None, *ODD])
     def test_scores_keep_none_apart_from_nan(self, store: Store, value: float | None) -> None:
-        """A missing score and a score of NaN differ."""
+        """Check that a missing score and a score of NaN stay different."""
         fill(store, [Finding("d", "k", Severity.INFO, 1, 1, "m", score=value, baseline=value)])
 
         [finding] = store.findings("run")
         assert (_text(finding.score), _text(finding.baseline)) == (_text(value), _text(value))
 
     def test_a_time_that_is_not_a_number_stays_one(self, store: Store) -> None:
-        """A source without clock must not stop the batch."""
+        """Check that a time of NaN, from a source without a clock, is stored and stays NaN."""
         fill(store, [StepRecord(1, {"kl": 1.0}, ts=math.nan), Event("note", ts=math.nan)])
 
         assert math.isnan(store.records("run")[0].ts)
         assert math.isnan(store.events("run")[0].ts)
 
     def test_values_json_does_not_know_come_back_as_the_nearest_it_does(self, store: Store) -> None:
-        """Configurations hold anything; losing the run over one is not an option."""
+        """Check that values that JSON cannot express are stored as the nearest it can, so that no run is lost for
+        one.
+        """
         config: dict[Any, Any] = {
             "shape": (1, 2),
             "lr": np.float64(0.5),
@@ -488,7 +508,7 @@ class ValuesContract(StoreHooks):
         }
 
     def test_text_no_file_can_hold_is_escaped(self, store: Store) -> None:
-        """Undecodable bytes of a command line arrive as lone surrogates."""
+        """Check that lone surrogates, from undecodable bytes of a command line, are escaped."""
         run = RunInfo("run", name="seed\udc80", tags=("\udc80",))
         writer = store.open_run(run)
         writer.write([StepRecord(1, {"m\udc80": 1.0}), Event("note\udc80")])

@@ -66,7 +66,9 @@ def _kind_of_newer(kind: Any) -> Any:
 
 
 def of_newer(record: _T, **more: object) -> _T:
-    """Return the record as a newer rlwatch makes it: with more fields, and a value in each (``more`` replaces them)."""
+    """Return the record as a newer rlwatch would make it: with more fields and values; ``more`` replaces these
+    values.
+    """
     made: _T = _kind_of_newer(type(record))(**{**codec.encoded(record), **(more or _NEWER_VALUES)})
     return made
 
@@ -102,10 +104,12 @@ def _read(store: Store, run_id: str) -> Iterator[object]:
 
 
 class FieldsContract(StoreHooks):
-    """Fields of records, which their classes alone name."""
+    """Tests that a store keeps every field of a record, also fields that this version of rlwatch does not know."""
 
     def test_what_a_run_holds_keeps_fields_of_a_newer_rlwatch(self, store: Store) -> None:
-        """Rows, events, findings, forecasts, tokens and completions, read by every way."""
+        """Check that rows, events, findings, forecasts, tokens and completions keep a newer version's fields in every
+        query.
+        """
         fill(store, _rows())
 
         found = list(_read(self.reopen(store), "run"))
@@ -115,7 +119,7 @@ class FieldsContract(StoreHooks):
         assert [extra_of(each) for each in plain] == ["None", "None"]
 
     def test_a_run_keeps_fields_of_a_newer_rlwatch_when_an_older_one_resumes_it(self, store: Store) -> None:
-        """Fields that the older does not know stay as they were."""
+        """Check that a resume by an older version leaves fields of the run that it does not know as they were."""
         store.open_run(of_newer(RunInfo("run", name="first"))).close()
         assert extra_of(self.reopen(store).run("run")) == repr(MORE)
 
@@ -125,7 +129,9 @@ class FieldsContract(StoreHooks):
         assert [extra_of(each) for each in store.runs()] == [repr(MORE)]
 
     def test_edits_and_alerts_keep_fields_of_a_newer_rlwatch(self, store: Store) -> None:
-        """Commands, alerts, messages, acknowledgements, silences, the audit, answers, edits, purges."""
+        """Check that commands, alerts, messages, acknowledgements, silences, audit, answers and edits keep unknown
+        fields.
+        """
         fill(store, finish=True)
         store.submit(of_newer(command()))
         store.put_alerts([of_newer(alert())], [of_newer(message())])
@@ -143,7 +149,9 @@ class FieldsContract(StoreHooks):
         assert [extra_of(each) for each in other.lease_messages(6.0, lease_s=1.0)] == [repr(MORE)]
 
     def test_what_is_written_anew_keeps_only_fields_that_its_writer_does_not_know(self, store: Store) -> None:
-        """An older rlwatch leaves them, a newer one sets one back to its default."""
+        """Check that an update by an older version keeps unknown fields, while a newer version can reset one to its
+        default.
+        """
         fill(store)
         store.put_alerts([of_newer(alert())], [])
         store.put_alerts([replace(alert(), message="worse")], [])
@@ -153,7 +161,9 @@ class FieldsContract(StoreHooks):
         assert [extra_of(each) for each in self.reopen(store).alerts("run")] == ["{'gone': None}"]
 
     def test_the_first_of_one_id_keeps_its_own_fields(self, store: Store) -> None:
-        """The second was not written, neither were its fields."""
+        """Check that a second record with a known id, which is not written, does not change the first one's fields
+        either.
+        """
         fill(store)
         store.submit(command())
         store.put_alerts([], [message()])
@@ -166,7 +176,7 @@ class FieldsContract(StoreHooks):
         assert [extra_of(each) for each in found] == ["None"] * 3
 
     def test_a_moment_that_is_nan_is_not_missing(self, store: Store) -> None:
-        """NaN, infinite and missing are different things in every column."""
+        """Check that a time of NaN, an infinite time and a missing time stay different in every column."""
         fill(store)
         moments = [("a", nan), ("b", inf), ("c", None)]
         store.put_alerts([replace(alert(name), fired_at=moment) for name, moment in moments], [])
@@ -177,7 +187,7 @@ class FieldsContract(StoreHooks):
     @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_every_field_of_every_record_survives(self, store: Store, data: st.DataObject) -> None:
-        """With any values that the types of the fields allow."""
+        """Check that every field of every kind of record comes back with any values that its type allows."""
         run_id = new_run()
         drawn: dict[type, Any] = {kind: data.draw(any_record(kind, run_id), label=kind.__name__) for kind in _KINDS}
         writer = store.open_run(drawn[RunInfo])
@@ -231,7 +241,7 @@ _KINDS = (
 
 
 def any_record(kind: type[_T], run_id: str) -> st.SearchStrategy[_T]:
-    """Any record of this kind about the run."""
+    """Return a strategy for records of the class ``kind`` about the run ``run_id``."""
     values: dict[str, st.SearchStrategy[Any]] = {}
     for name in codec.plan_of(kind).names:
         hint = codec.type_of(kind, name)

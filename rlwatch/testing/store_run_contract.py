@@ -1,4 +1,6 @@
-"""Contract of a run's life: opening, resuming, locking, finishing, and the history an attempt continues."""
+"""Contract of a store for the life of a run: opening, resuming, locking, finishing, and the history an attempt
+continues.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,15 @@ _numbers = count()
 
 
 class StoreHooks:
-    """Fixtures of the contract; override ``store`` with a new, empty store for each test."""
+    """Fixtures of the store contract; override ``store`` so that it returns a new, empty store for each test."""
 
     @pytest.fixture
     def store(self) -> Store:
-        """An empty store."""
+        """Return a new, empty store."""
         raise NotImplementedError("a store contract needs a fixture `store`")
 
     def reopen(self, store: Store) -> Store:
-        """The same store as another process would see it."""
+        """Return the same store as another process would open it."""
         return open_store(store.url)
 
 
@@ -49,7 +51,9 @@ def new_run() -> str:
 
 
 def fill(store: Store, items: Sequence[Storable] = (), run_id: str = "run", *, finish: bool = False) -> RunInfo:
-    """Write ``items`` in one attempt of ``run_id``; return the run as its writer had it."""
+    """Write ``items`` in one attempt of the run ``run_id``, end it if ``finish``, and return the run as its writer had
+    it.
+    """
     writer = store.open_run(RunInfo(run_id))
     writer.write(items)
     if finish:
@@ -59,22 +63,22 @@ def fill(store: Store, items: Sequence[Storable] = (), run_id: str = "run", *, f
 
 
 def steps(*numbers: int, attempt: int = 1, name: str = "kl") -> list[StepRecord]:
-    """Return a record for each number, with one metric that is a tenth of it."""
+    """Return a record for each step number, with one metric whose value is a tenth of the number."""
     return [StepRecord(number, {name: number / 10}, ts=float(number), attempt=attempt) for number in numbers]
 
 
 def command(command_id: str = "c1", run_id: str = "run", *, expires_at: float = 0.0, key: str = "") -> Command:
-    """A queued command."""
+    """Return a queued command for tests. ``expires_at``: Unix seconds, 0 for never. ``key``: its idempotency key."""
     return Command(command_id, run_id, "reset-reference", expires_at=expires_at, idempotency_key=key)
 
 
 def alert(alert_id: str = "a1", run_id: str = "run", *, state: AlertState = AlertState.FIRING) -> Alert:
-    """An alert on step 7."""
+    """Return an alert about step 7 for tests."""
     return Alert(alert_id, run_id, "rule", "entropy_collapse", Severity.CRITICAL, state, 5, 7, "entropy is collapsing")
 
 
 def message(message_id: str = "m1", run_id: str = "run", *, channel: str = "hook", due: float = 0.0) -> OutboxMessage:
-    """A pending message."""
+    """Return a pending message for tests; ``due``: Unix seconds from which it is to be sent."""
     return OutboxMessage(message_id, run_id, "a1", channel, {"text": "entropy"}, next_attempt_at=due)
 
 
@@ -99,14 +103,14 @@ _BAD_IDS = ["", ".", "..", "-rf", "-", ".hidden", "a/b", "../up", "a b", "run\n"
 
 
 class RunContract(StoreHooks):
-    """A run's life."""
+    """Tests of a run's life in a store: creation, listing, locking, heartbeats, end and further attempts."""
 
     def test_a_new_store_is_empty(self, store: Store) -> None:
-        """No runs, nothing unreadable, no alerts, no messages; asking creates nothing."""
+        """Check that a new store has no runs, alerts or messages, and that reading creates nothing."""
         assert (store.runs(), dict(store.unreadable()), store.alerts(), store.outbox()) == ([], {}, [], [])
 
     def test_a_run_comes_back_as_it_was_opened(self, store: Store) -> None:
-        """Every field that the caller sets."""
+        """Check that every field of a run that the caller sets comes back."""
         opened = RunInfo(
             "qwen-0.5b_seed3",
             project="math <script>alert(1)</script>",
@@ -126,12 +130,12 @@ class RunContract(StoreHooks):
         assert run.heartbeat_at is not None
 
     def test_a_run_without_a_creation_time_gets_one(self, store: Store) -> None:
-        """Runs are listed by their creation time."""
+        """Check that a run gets a creation time, by which runs are listed."""
         assert fill(store).created_at > 0
 
     @pytest.mark.parametrize("read", _READS)
     def test_reading_an_unknown_run_is_an_error(self, store: Store, read: Callable[[Store], object]) -> None:
-        """``RunNotFoundError`` with the name asked for, in a store with runs as in an empty one."""
+        """Check that reading an unknown run raises ``RunNotFoundError`` with its name, in empty and filled stores."""
         with pytest.raises(RunNotFoundError, match="absent"):
             read(store)
         fill(store)
@@ -140,7 +144,7 @@ class RunContract(StoreHooks):
 
     @pytest.mark.parametrize("run_id", _BAD_IDS)
     def test_an_id_that_is_no_name_is_refused(self, store: Store, run_id: str) -> None:
-        """Writing reports the rules for ids; reading reports an unknown run."""
+        """Check that writing under an invalid run id reports the rules for ids, and reading reports an unknown run."""
         with pytest.raises(StoreError, match="letters, digits"):
             store.open_run(RunInfo(run_id))
         with pytest.raises(RunNotFoundError):
@@ -148,14 +152,16 @@ class RunContract(StoreHooks):
         assert store.runs() == []
 
     def test_runs_are_listed_newest_first(self, store: Store) -> None:
-        """By creation time, all of them."""
+        """Check that all runs are listed, by creation time, newest first."""
         for run_id, created_at in (("b", 2.0), ("c", 3.0), ("a", 1.0)):
             store.open_run(RunInfo(run_id, created_at=created_at)).close()
 
         assert [run.run_id for run in self.reopen(store).runs()] == ["c", "b", "a"]
 
     def test_last_step_and_time_are_those_of_the_newest_record(self, store: Store) -> None:
-        """Newest by arrival, not the highest step; events do not count."""
+        """Check that a run's last step and time are those of the last record that arrived, not the highest; events do
+        not count.
+        """
         assert (fill(store).last_step, store.run("run").last_ts) == (None, None)
 
         fill(store, [*steps(8, 9, 3), Event("note", step=50)])
@@ -164,7 +170,7 @@ class RunContract(StoreHooks):
         assert store.runs()[0].last_step == 3
 
     def test_heartbeats_show(self, store: Store) -> None:
-        """The newest one."""
+        """Check that readers see the newest heartbeat."""
         writer = store.open_run(RunInfo("run"))
         writer.heartbeat(77.0)
         writer.heartbeat(78.5)
@@ -173,7 +179,7 @@ class RunContract(StoreHooks):
         writer.close()
 
     def test_heartbeats_show_the_stage_that_the_next_attempt_does_not_have(self, store: Store) -> None:
-        """The newest one, until a heartbeat has none."""
+        """Check that readers see the newest stage, until a heartbeat has none or the next attempt begins."""
         writer = store.open_run(RunInfo("run"))
         seen = []
         for beat in ((77.0, "sampling", 70.0), (78.5, "reward", 78.0), (79.0,), (80.0, "update", 79.5)):
@@ -189,7 +195,7 @@ class RunContract(StoreHooks):
 
     @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.CRASHED])
     def test_finish_records_how_it_ended(self, store: Store, state: RunState) -> None:
-        """State, reason and time; the writer's own view too."""
+        """Check that state, reason and time of the end are stored, and that the writer's own run has them."""
         writer = store.open_run(RunInfo("run"))
         writer.write(steps(1, 2))
         writer.finish(state, "out of memory <b>", 99.0)
@@ -201,13 +207,13 @@ class RunContract(StoreHooks):
         assert len(store.records("run")) == 2
 
     def test_a_run_closed_without_finish_stays_running(self, store: Store) -> None:
-        """Readers decide whether it is stale."""
+        """Check that a run closed without an end stays ``running``; readers decide whether it is stale."""
         fill(store, steps(1))
 
         assert self.reopen(store).run("run").state is RunState.RUNNING
 
     def test_after_finish_only_close_is_left(self, store: Store) -> None:
-        """Writing raises; closing may be repeated."""
+        """Check that writing after the end raises, and that closing may be repeated."""
         writer = store.open_run(RunInfo("run"))
         writer.finish(RunState.FINISHED, "", 1.0)
         with pytest.raises(StoreError, match="finished"):
@@ -220,7 +226,7 @@ class RunContract(StoreHooks):
         assert store.records("run") == []
 
     def test_a_second_writer_is_refused_until_the_first_closes(self, store: Store) -> None:
-        """Before it changed anything."""
+        """Check that a second writer is refused before it changes anything, until the first closes."""
         writer = store.open_run(RunInfo("run", name="first"))
         other = self.reopen(store)
         for place in (store, other):
@@ -235,7 +241,7 @@ class RunContract(StoreHooks):
         second.close()
 
     def test_writers_of_different_runs_do_not_meet(self, store: Store) -> None:
-        """The lock is the run's, not the store's."""
+        """Check that different runs can be written at once: the lock is the run's, not the store's."""
         first, second = store.open_run(RunInfo("one")), store.open_run(RunInfo("two"))
         first.write(steps(1))
         second.write(steps(1, 2))
@@ -245,7 +251,10 @@ class RunContract(StoreHooks):
         assert (len(store.records("one")), len(store.records("two"))) == (1, 2)
 
     def test_opening_again_begins_the_next_attempt(self, store: Store) -> None:
-        """Numbers go on, the state is running again, the creation time stays, a newer description replaces the old."""
+        """Check that opening a run again begins its next attempt.
+
+        Numbers continue, the state is running again, the creation time stays, and a newer description replaces the old.
+        """
         first = store.open_run(
             RunInfo("run", project="p", name="n", source="trl", created_at=5.0, config={"lr": 1}, tags=("t",), pid=1)
         )
@@ -267,7 +276,7 @@ class RunContract(StoreHooks):
         assert [(record.seq, record.attempt) for record in store.records("run")] == [(1, 1), (2, 1), (4, 2)]
 
     def test_the_configuration_of_each_attempt_is_kept(self, store: Store) -> None:
-        """A later attempt does not replace an earlier configuration; an empty one is kept, too."""
+        """Check that each attempt keeps its own configuration, also an empty one."""
         for config in ({"lr": 1e-6, "nested": {"beta": 0.1}}, {}, {"lr": 2e-6}):
             store.open_run(RunInfo("run", config=config)).close()
 
@@ -276,13 +285,13 @@ class RunContract(StoreHooks):
             store.configs("unknown")
 
     def test_attempts_in_the_records_count_too(self, store: Store) -> None:
-        """An imported log may hold restarts; a real resume comes after them."""
+        """Check that a new attempt's number exceeds those in imported records, which may have restarts of their own."""
         fill(store, [*steps(1), *steps(1, attempt=4)])
 
         assert fill(store).attempt == 5
 
     def test_closing_the_store_is_idempotent_and_keeps_the_runs(self, store: Store) -> None:
-        """The runs belong to the store, not to the handle."""
+        """Check that closing a store may be repeated and removes no runs."""
         fill(store, steps(1))
         store.close()
         store.close()
@@ -304,35 +313,41 @@ def _items_of(store: Store, attempt: int, before_step: int, run_id: str = "run")
 
 
 class BranchContract(StoreHooks):
-    """The history of a run: each attempt up to the first step of the next one."""
+    """Tests of the history that an attempt continues: each earlier attempt up to the first step of the next one."""
 
     def test_a_first_attempt_continues_nothing(self, store: Store) -> None:
-        """Even if it has written rows itself."""
+        """Check that a first attempt has no earlier history, even after it has written rows."""
         fill(store, steps(0, 1, 2))
 
         assert list(store.branch("run", 1, 2)) == []
 
     def test_a_resumed_attempt_continues_what_lies_below_its_start(self, store: Store) -> None:
-        """Steps past the checkpoint belong to the abandoned branch."""
+        """Check that a resumed attempt continues the rows below its first step; rows beyond the checkpoint are
+        abandoned.
+        """
         fill(store, [*steps(1, 2, 3, 4, 5), *steps(4, 5, attempt=2)])
 
         assert list(store.branch("run", 2, 4)) == store.records("run", limit=3)
 
     def test_each_attempt_is_cut_where_the_next_began(self, store: Store) -> None:
-        """Back to the first; an attempt that wrote nothing (3) is passed over."""
+        """Check that each attempt counts up to the start of the next, back to the first; an empty attempt is
+        skipped.
+        """
         fill(store, [*steps(1, 2, 3, 4), *steps(3, 4, 5, 6, attempt=2), *steps(5, 6, 7, attempt=4)])
 
         assert _items_of(store, 5, 7) == [(1, 1), (1, 2), (2, 3), (2, 4), (4, 5), (4, 6)]
         assert _items_of(store, 4, 5) == [(1, 1), (1, 2), (2, 3), (2, 4)]
 
     def test_going_back_further_than_the_last_start_skips_that_attempt(self, store: Store) -> None:
-        """From checkpoint 2 nothing of an attempt begun at 5 is left, and of the first only what is below 2."""
+        """Check that a resume from step 2 skips an attempt that began at 5, and keeps only rows below 2 of the
+        first.
+        """
         fill(store, [*steps(1, 2, 3, 4, 5, 6), *steps(5, 6, attempt=2)])
 
         assert _items_of(store, 3, 2) == [(1, 1)]
 
     def test_events_belong_if_they_came_before_the_cut(self, store: Store) -> None:
-        """By number, and by step where they have one."""
+        """Check that an event belongs to the history by its sequence number, and by its step if it has one."""
         items: list[Item] = [
             Event("begun"),
             *steps(1),
@@ -364,7 +379,7 @@ class BranchContract(StoreHooks):
     )
     @given(spans=_spans, before_step=st.integers(0, 20))
     def test_a_branch_is_one_line_of_steps(self, store: Store, spans: list[tuple[int, int]], before_step: int) -> None:
-        """With any restarts, its steps are below the bound, strictly rising, and in order of arrival."""
+        """Check that for any restarts the steps of the history rise strictly, below the bound, in order of arrival."""
         run_id = new_run()
         written = [
             record
@@ -388,16 +403,16 @@ class BranchContract(StoreHooks):
 
 
 def forecast(step: int, p50: float, seq: int, attempt: int = 1) -> ForecastRecord:
-    """A forecast of the record ``seq``."""
+    """Return a forecast for tests, made at the record ``seq`` of ``step``, with one number ``p50``."""
     body = {"alarm": p50 > 0.5, "limit": "reward", "why": [["mismatch/k3", 0.5]]}
     return ForecastRecord(step, {"forecast/p50": p50}, body, ts=1.5, attempt=attempt, seq=seq)
 
 
 class ForecastContract(StoreHooks):
-    """Forecasts, step by step."""
+    """Tests that a store keeps forecasts and distinguishes them from measurements."""
 
     def test_forecasts_come_back_whole_and_in_order(self, store: Store) -> None:
-        """All of them, or the newest; also one without a number."""
+        """Check that all forecasts, or the newest, come back in order, also one without a number."""
         absent = ForecastRecord(3, {}, {"absent": "needs 40 steps; at 3"}, seq=3)
         written = [forecast(1, 0.1, 1), forecast(2, 0.7, 2), absent]
         fill(store, [*steps(1, 2, 3), *written])
@@ -406,7 +421,9 @@ class ForecastContract(StoreHooks):
         assert store.forecasts("run", last=2) == written[1:]
 
     def test_forecasts_are_series_of_the_run(self, store: Store) -> None:
-        """With the steps and numbers of their records, read together with a measured one."""
+        """Check that numbers of forecasts are series with the steps and numbers of their records, next to measured
+        ones.
+        """
         fill(store, [StepRecord(7, {"kl": 1.0}), StepRecord(9, {"kl": 2.0}), forecast(7, 0.1, 1), forecast(9, 0.7, 2)])
 
         series = store.series("run", ["forecast/p50", "kl"])
@@ -421,7 +438,7 @@ class ForecastContract(StoreHooks):
         assert store.last_values("run") == {"forecast/p50": (9, 0.7), "kl": (9, 2.0)}
 
     def test_forecasts_are_no_records(self, store: Store) -> None:
-        """They take no number and are no part of a branch: a replay sees what was measured, nothing else."""
+        """Check that forecasts take no sequence number and are not part of a replay, which has measurements only."""
         fill(store, [*steps(1), forecast(1, 0.7, 1), *steps(2)])
 
         assert [(record.step, record.seq) for record in store.records("run")] == [(1, 1), (2, 2)]
@@ -429,7 +446,7 @@ class ForecastContract(StoreHooks):
         assert store.run("run").last_step == 2
 
     def test_a_forecast_is_kept_once(self, store: Store) -> None:
-        """A resumed run repeats its past forecasts, perhaps in a newer program's words."""
+        """Check that only the first forecast for a record is kept, although a resumed run repeats its forecasts."""
         fill(store, [*steps(1), forecast(1, 0.7, 1)])
         fill(store, [forecast(1, 0.2, 1), *steps(2), forecast(2, 0.3, 2, attempt=2)])
 
@@ -439,7 +456,7 @@ class ForecastContract(StoreHooks):
         ]
 
     def test_a_forecast_that_cannot_be_stored_takes_nothing_with_it_by_half(self, store: Store) -> None:
-        """A batch is whole or nothing, as for records."""
+        """Check that a batch with a forecast that cannot be stored is not stored at all."""
         fill(store)
         writer = store.open_run(RunInfo("run"))
         with pytest.raises(StoreError, match="forecast/p50"):
@@ -449,7 +466,7 @@ class ForecastContract(StoreHooks):
         assert (store.records("run"), store.forecasts("run")) == ([], [])
 
     def test_a_run_without_forecasts_has_none(self, store: Store) -> None:
-        """Not even an empty metric."""
+        """Check that a run without forecasts has no forecast metrics either."""
         fill(store, steps(1))
 
         assert store.forecasts("run") == []

@@ -1,4 +1,6 @@
-"""Contract of long runs: every way of reading (rows, columns, news, ranges, thinned) returns what was written."""
+"""Contract of a store for long runs: every way of reading (rows, columns, new rows, ranges, thinned) returns what was
+written.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from rlwatch.records import Event, ForecastRecord, RunInfo, StepRecord
 from rlwatch.testing.store_run_contract import StoreHooks, fill, steps
 
 _ATTEMPTS = {1: range(6000), 2: range(5000, 9000), 3: range(8500, 12000)}
-"""Each goes back a little; enough rows for a store to keep older ones in another way than fresh ones."""
+"""Each attempt restarts at an earlier step; there are enough rows that a store may keep older ones in another form."""
 _NAMES = ("policy/kl", "optim/lr", "eval/acc", "forecast/p50")
 
 
@@ -40,7 +42,7 @@ def _items(attempt: int, rng: random.Random, seq: int) -> Iterator[Storable]:
 
 
 def long_run(store: Store) -> list[Storable]:
-    """Write a run of three attempts in batches of random sizes; return all items."""
+    """Write a run of three attempts, in batches of random sizes, and return all of its items."""
     rng = random.Random(0)
     written: list[Storable] = []
     for attempt in _ATTEMPTS:
@@ -71,10 +73,10 @@ def _text(rows: object) -> str:
 
 
 class SeriesContract(StoreHooks):
-    """Long runs, which a store may compress or rearrange."""
+    """Tests that long runs, which a store may compress or rearrange, are read as they were written."""
 
     def test_a_long_run_is_read_as_it_was_written(self, store: Store) -> None:
-        """By row from any seq on, with a limit, the newest; by column; and its steps."""
+        """Check records from any number on, with a limit, and the newest; series; steps; and times of a long run."""
         written = long_run(store)
         records = [item for item in written if isinstance(item, StepRecord)]
         again = self.reopen(store)
@@ -95,7 +97,7 @@ class SeriesContract(StoreHooks):
         assert again.run("run").last_step == 11999
 
     def test_the_history_of_a_long_run_is_that_of_its_branch(self, store: Store) -> None:
-        """Records and events together, from a place on."""
+        """Check that records and events that an attempt continues come together and in order, from any number on."""
         written = long_run(store)
         below = {1: 5000, 2: 8500, 3: 11000}
         kept = [
@@ -110,7 +112,7 @@ class SeriesContract(StoreHooks):
         assert [item.seq for item in followed] == list(range(2001, 2901))
 
     def test_what_is_new_is_above_a_seq(self, store: Store) -> None:
-        """Each row is returned once; there may be none, and the next write adds more."""
+        """Check that ``after_seq`` returns each newer row exactly once, including rows written later, or none."""
         written = long_run(store)
         for after in (0, 2500, 13000, 10**9):
             for name, series in store.series("run", _NAMES, after_seq=after).items():
@@ -122,7 +124,7 @@ class SeriesContract(StoreHooks):
         assert (new["policy/kl"].steps.tolist(), new["optim/lr"].steps.tolist()) == ([12000], [])
 
     def test_a_range_of_steps_has_both_its_ends(self, store: Store) -> None:
-        """Of all attempts."""
+        """Check that a range of steps includes both its ends, for rows of all attempts."""
         written = long_run(store)
         for low, high in ((0, 11999), (4990, 5010), (8499, 8501), (700, 700), (20000, 30000), (5, 4)):
             for name, series in store.series("run", _NAMES, steps=(low, high)).items():
@@ -130,7 +132,10 @@ class SeriesContract(StoreHooks):
                 assert _text(_read_rows(series)) == _text(wanted)
 
     def test_a_thinned_series_keeps_outliers(self, store: Store) -> None:
-        """Extremes and values that are not finite, of current and replaced rows; only measured rows, in order."""
+        """Check that a thinned series keeps extremes and non-finite values, for current and for replaced rows.
+
+        It must hold only measured rows, in order.
+        """
         written = long_run(store)
         bounds = {1: 5000, 2: 8500, 3: math.inf}
         for window in (None, (0, 20000), (4000, 8700), (5990, 6010), (9000, 11000)):
@@ -149,7 +154,7 @@ class SeriesContract(StoreHooks):
                     assert _outliers(thin) == _outliers(whole)
 
     def test_a_thinned_series_is_short(self, store: Store) -> None:
-        """A long series is thinned, a short one stays whole, and the newest row is always kept."""
+        """Check that a long series is thinned, a short one stays whole, and the newest row is always kept."""
         written = long_run(store)
         thin = store.series("run", ["policy/kl", "eval/acc"], points=20)
         short = store.series("run", ["policy/kl"], steps=(11990, 11999), points=20)["policy/kl"]
@@ -159,14 +164,16 @@ class SeriesContract(StoreHooks):
         assert thin["policy/kl"].seqs[-1] == _rows(written, "policy/kl")[-1][0]
 
     def test_the_span_of_an_attempt_is_from_its_lowest_step_to_its_highest(self, store: Store) -> None:
-        """Whatever the order; one without records has none."""
+        """Check the lowest and highest step of attempts whose steps are not in order; an attempt without records has
+        none.
+        """
         fill(store, [StepRecord(10, {"kl": 1.0}), StepRecord(5, {"kl": 1.0}), StepRecord(7, {})])
         fill(store, [Event("note", attempt=2)])
         fill(store, steps(3, attempt=3))
         assert store.spans("run") == {1: (5, 10), 3: (3, 3)}
 
     def test_the_spans_of_a_long_run_are_those_of_its_steps(self, store: Store) -> None:
-        """Of each attempt."""
+        """Check the lowest and highest step of each attempt of a long run."""
         long_run(store)
         assert store.spans("run") == {attempt: (steps[0], steps[-1]) for attempt, steps in _ATTEMPTS.items()}
 

@@ -1,4 +1,6 @@
-"""Contract of a log that TRL wrote: names of open families, rows of different names, a last row without a loss."""
+"""Contract of a store with a log as TRL writes it: metrics with user-chosen names, rows of different metrics, and a
+last row without a loss.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,10 @@ _ROWS = {2: _TRAINED | _TAPPED, 4: _TRAINED | {"reward": float("nan")}, 6: {"eva
 
 
 class TRLLogContract(StoreHooks):
-    """Each name of such a log can be asked for, and the run be viewed."""
+    """Tests that each metric of a log as TRL writes it can be read from a store, and that the run can be displayed."""
 
     def test_a_log_of_trl_is_read_by_every_name_it_has(self, store: Store) -> None:
-        """In its newest value, its series and its description."""
+        """Check that each metric of the log has its newest value, its series and its place in the list of metrics."""
         writer = store.open_run(RunInfo("run", source="trl"))
         writer.write([StepRecord(step, row, seq=seq) for seq, (step, row) in enumerate(_ROWS.items(), 1)])
         writer.finish(RunState.FINISHED, "", 2.0)
@@ -50,7 +52,9 @@ class TRLLogContract(StoreHooks):
         }
 
     def test_a_log_of_trl_is_viewed(self, store: Store) -> None:
-        """With a meaning for each name that has one, also of an open family."""
+        """Check that the view of the run describes each metric that has a description, also those with user-chosen
+        names.
+        """
         writer = store.open_run(RunInfo("run", source="trl"))
         writer.write([StepRecord(step, row, seq=seq) for seq, (step, row) in enumerate(_ROWS.items(), 1)])
         writer.close()

@@ -1,4 +1,5 @@
-"""A webhook receiver on this machine: what a receiver has to do, and a partner for tests and the demo.
+"""A webhook receiver on this machine, for tests and demos of webhook delivery, and an example of what receivers must
+do.
 
 >>> with WebhookReceiver(secret="s3cret") as receiver:
 ...     receiver.url.startswith("http://127.0.0.1:")
@@ -21,12 +22,12 @@ from rlwatch.notify.webhook import verify_signature
 from rlwatch.records import JSON
 
 LARGEST_BODY = 1_000_000
-"""Bytes; what claims to be larger is answered 413 unread."""
+"""Bytes; a request that announces a larger body is answered with 413 and not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookReply:
-    """The answer to one request. ``hang``: not at all until the receiver closes."""
+    """The HTTP answer to one request. ``hang``: send no answer until the receiver closes."""
 
     status: int = 204
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class WebhookReply:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request. ``verified`` is None where the receiver knows no secret."""
+    """One received request. ``verified``: True if its signature is valid; None if the receiver has no secret."""
 
     payload: Mapping[str, JSON]
     headers: Mapping[str, str]
@@ -46,30 +47,30 @@ class Received:
 
     @property
     def message_id(self) -> str:
-        """The id that makes retries recognisable."""
+        """Id of the message, which is the same for all retries of a delivery; empty if the request has none."""
         return self.headers.get("x-rlwatch-delivery", "")
 
     @property
     def event(self) -> str:
-        """``firing``, ``escalated`` or ``resolved``."""
+        """Event that the message reports: ``firing``, ``escalated`` or ``resolved``; empty if the request has none."""
         return self.headers.get("x-rlwatch-event", "")
 
 
 class WebhookReceiver:
-    """Serves on a free port of 127.0.0.1 while its ``with`` block runs.
+    """An HTTP server for webhooks on 127.0.0.1, which runs while its ``with`` block runs.
 
     Parameters
     ----------
-    secret
-        Deliveries not signed with it are answered 401.
     answers
-        What to answer, in order; the last one for ever. 204 if none are given.
+        Replies (or only their status) to send, in order; the last one is repeated. 204 if none are given.
+    secret
+        Deliveries that are not signed with this secret are answered with 401.
     clock
-        Judges the age of deliveries.
+        Clock by which the age of deliveries is judged.
     port
-        0: a free one.
+        Port to listen on; 0 for a free one.
     any_path
-        Whether to answer under every path; otherwise 404 under any but its own.
+        Accept requests under every path; otherwise other paths than its own are answered with 404.
     """
 
     def __init__(
@@ -92,30 +93,30 @@ class WebhookReceiver:
 
     @property
     def url(self) -> str:
-        """The address to deliver to; the path is unguessable, as real receivers' are."""
+        """URL to deliver to; its path is unguessable, as that of real receivers is."""
         return f"http://127.0.0.1:{self._server.server_address[1]}{self._path}"
 
     @property
     def received(self) -> tuple[Received, ...]:
-        """All requests so far, in order of arrival, retries too."""
+        """All requests so far, in order of arrival, including retries."""
         with self._changed:
             return tuple(self._received)
 
     @property
     def deliveries(self) -> tuple[Received, ...]:
-        """The first request of each message id: what a receiver that drops retries has seen."""
+        """The first request of each message id: what remains if a receiver drops retries."""
         first: dict[str, Received] = {}
         for request in self.received:
             first.setdefault(request.message_id, request)
         return tuple(first.values())
 
     def wait_for(self, count: int, timeout_s: float = 10.0) -> bool:
-        """Wait until ``count`` requests have arrived; False if they have not within ``timeout_s``."""
+        """Wait until ``count`` requests have arrived; return False if they have not within ``timeout_s`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._received) >= count, timeout_s)
 
     def take(self, path: str, headers: Mapping[str, str], body: bytes) -> WebhookReply:
-        """Record a request and return the scripted reply."""
+        """Record a request and return the reply to send."""
         verified = self._verified(headers, body)
         with self._changed:
             answer = self._script[min(len(self._received), len(self._script) - 1)]
@@ -126,7 +127,7 @@ class WebhookReceiver:
         return WebhookReply(401) if verified is False else answer
 
     def close(self) -> None:
-        """Stop serving; requests that hang are let go."""
+        """Stop serving and release requests that hang."""
         self.closing.set()
         if self._thread.is_alive():
             self._server.shutdown()
@@ -158,7 +159,7 @@ class _Server(ThreadingHTTPServer):
         self.receiver = receiver
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is not worth a traceback."""
+        """Print no traceback for a client that hangs up."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -178,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(answer)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name in the base class)
-        """Addresses are secrets: nothing goes to the log."""
+        """Log nothing, because addresses are secrets."""
 
     def _reply(self, answer: WebhookReply) -> None:
         self.send_response(answer.status)
