@@ -5,6 +5,8 @@ import STYLE from "./style.js";
 import { AXES, change, listen, now, tell } from "./look.js";
 import { interpolated, smoothed, spacing } from "./curves.js";
 import { appended, follow } from "./live.js";
+import { overlaid } from "./overlay.js";
+import { saveDrawing, saveDrawn, savePicture, saveRows } from "./save.js";
 
 const AXIS_PX = 52, MERGE_PX = 15, REACH_PX = 6, WAIT_MS = 260, PATIENCE_MS = 15000, NARROW_PX = 560, FEW = 3;
 
@@ -177,6 +179,7 @@ class Chart {
       height: this.height + (last ? 24 : 0),
       padding: [7, 20, last ? 0 : 4, 0], // half of the highest tick's label extends above the axis
       legend: { show: false },
+      focus: { alpha: 0.15 },
       cursor: {
         y: false,
         sync: { key: board.data.key },
@@ -376,9 +379,20 @@ class Chart {
     return null;
   }
 
+  // Draw the lines of the other runs pale; null: all as usual.
+  highlight(place) {
+    if (!this.plot || this.panel.cells) return;
+    let series = 1, found = null;
+    for (const line of this.panel.lines) {
+      if (found === null && line.place === place) found = series;
+      series += line.low ? 3 : 1;
+    }
+    this.plot.setSeries(place === null ? null : found, { focus: true });
+  }
+
   resize() {
-    const width = this.host.clientWidth;
-    if (this.plot && width && width !== this.plot.width) this.plot.setSize({ width, height: this.plot.height });
+    const width = this.host.clientWidth, height = this.full ? Math.max(200, innerHeight - 110) : this.plot?.height;
+    if (this.plot && width && (width !== this.plot.width || height !== this.plot.height)) this.plot.setSize({ width, height });
   }
 
   destroy() {
@@ -406,7 +420,12 @@ class Board {
     host.append(this.strip, this.rest, this.tip, this.note);
     host.addEventListener("keydown", (event) => event.key === "Escape" && (this.note.hidden = true));
     this.controls = el("div", "controls");
-    host.prepend(this.controls);
+    this.chips = el("div", "chips");
+    host.prepend(this.controls, this.chips);
+    this.heard = (event) => this.key(event.detail);
+    this.screen = () => this.screened();
+    document.addEventListener("rlwatch-key", this.heard);
+    document.addEventListener("fullscreenchange", this.screen);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(host);
     this.seen = new Set();
@@ -417,7 +436,7 @@ class Board {
       }
     }, { rootMargin: "200px" });
     this.waiting = new Set();
-    this.unlisten = listen(() => this.given?.looks && this.given.looks.run && this.relook());
+    this.unlisten = listen(() => this.given?.looks && this.relook());
   }
 
   sees(chart) { return this.seen.has(chart.host); }
@@ -438,7 +457,7 @@ class Board {
   followed(looks) {
     this.unfollow?.();
     this.unfollow = undefined;
-    if (!looks?.live || this.given.axis !== "step") return;
+    if (!looks?.live || !looks.api || this.given.axis !== "step") return;
     const panels = () => [...(this.given.strip ?? []), ...(this.given.sections ?? []).flatMap((section) => section.panels)];
     let after = looks.after;
     this.unfollow = follow(looks.api, {
@@ -464,6 +483,15 @@ class Board {
   relook() {
     this.derive();
     this.paint();
+    this.exactAgain();
+  }
+
+  // Smoothed lines of several runs are previews until the server has made them from every row.
+  exactAgain() {
+    const { looks } = this.given, { smooth, clip } = now(), wanted = `${smooth} ${clip}`;
+    if (looks.api || this.anew === wanted || (smooth === looks.smooth && (smooth === "off" || clip === looks.clip))) return;
+    this.anew = wanted;
+    this.ask({ kind: "anew" });
   }
 
   // The drawn lines, from the data and the choices.
@@ -474,7 +502,9 @@ class Board {
 
   // Thinned lines are smoothed here at once and by the server, from every row, as soon as it answers.
   exact({ smooth, clip }) {
-    const { looks, window, strip, sections } = this.given, names = [...(strip ?? []), ...(sections ?? []).flatMap(({ panels }) => panels)].filter(thinned).map(({ name }) => name);
+    const { looks, window, strip, sections } = this.given;
+    if (!looks.api) return undefined;
+    const names = [...(strip ?? []), ...(sections ?? []).flatMap(({ panels }) => panels)].filter(thinned).map(({ name }) => name);
     const key = JSON.stringify([smooth, clip, window[0], [...new Set(names)].sort()]), how = `${smooth} ${clip}`;
     if (!names.length || this.exactly?.key === key) return this.exactly?.curves;
     this.exactly = { key, how, at: Date.now(), curves: this.exactly?.how === how ? this.exactly.curves : undefined };
@@ -496,7 +526,7 @@ class Board {
     this.given = component.data;
     this.given.marks = this.given.marks ?? [];
     const { looks } = this.given;
-    if (looks) rulersOf(looks);
+    if (looks?.api) rulersOf(looks);
     this.followed(looks);
     this.derive();
     if (this.sent !== undefined && String(this.sent) === String(this.data.asked)) this.wanted = this.sent = undefined;
@@ -508,6 +538,7 @@ class Board {
     this.host.dataset.view = JSON.stringify(this.view());
     this.narrow = this.host.clientWidth < NARROW_PX;
     this.drawControls();
+    this.drawChips();
     const kept = new Set();
     this.drawStrip(kept);
     this.drawSections(kept);
@@ -660,10 +691,12 @@ class Board {
 
   drawPanel(section, panel, grid, kept) {
     const make = () => {
-      const node = el("figure", "panel"), head = el("figcaption"), words = el("span", "words");
+      const node = el("figure", "panel"), head = el("figcaption"), words = el("span", "words"), acts = el("span", "acts");
       words.append(el("span", "title"), el("span", "sub"));
-      head.append(words);
-      if (this.data.pins && !panel.cells) head.append(button("pin", "", "", () => this.ask({ kind: "pin", name: node.dataset.metric })));
+      node.tabIndex = -1;
+      acts.append(button("menu", "⋯", "", () => this.menu(node)));
+      if (this.data.pins && !panel.cells) acts.append(button("pin", "", "", () => this.ask({ kind: "pin", name: node.dataset.metric })));
+      head.append(words, acts);
       node.append(head, el("div", "chart"), el("div", "legend"));
       return node;
     };
@@ -671,10 +704,13 @@ class Board {
     chart.height = panel.height;
     grid.append(node);
     node.dataset.metric = panel.name;
+    node.dataset.drawn = [...new Set(panel.lines.map((line) => line.place))].join(" ");
     node.querySelector(".title").textContent = panel.title;
     node.querySelector(".words").title = [panel.title, panel.about].filter(Boolean).join(": ");
     node.querySelector(".sub").textContent = [panel.sub, panel.scale].filter(Boolean).join(" · ");
-    const pin = node.querySelector(".pin");
+    const menu = node.querySelector(".menu"), pin = node.querySelector(".pin");
+    menu.title = `More of ${panel.title}`;
+    menu.setAttribute("aria-label", menu.title);
     if (pin) {
       const label = `${panel.pinned ? "Unpin" : "Pin"} ${panel.title}`;
       pin.textContent = panel.pinned ? "★" : "☆";
@@ -696,7 +732,7 @@ class Board {
   // The switches, where the browser draws by itself.
   drawControls() {
     const { looks } = this.given, look = now();
-    this.controls.hidden = !looks || !(this.data.strip?.length || !this.data.sections?.length);
+    this.controls.hidden = !looks || Boolean(looks.api && !this.data.strip?.length && this.data.sections?.length);
     if (this.controls.hidden) return;
     if (!this.controls.firstChild) this.controls.append(...this.makeControls(looks));
     const rulers = RULERS.get(looks.run);
@@ -737,7 +773,110 @@ class Board {
       input.addEventListener("change", () => change({ [name]: input.checked }));
       return labelled(input, words);
     };
-    return [choice("axis", "Axis", AXES), choice("smooth", "Smooth", looks.smooths), turn("log", "Log"), turn("clip", "Clip outliers"), turn("legend", "Legend"), turn("side", "Details")];
+    const [axis, legend, side] = looks.api ? [choice("axis", "Axis", AXES), turn("legend", "Legend"), turn("side", "Details")] : [];
+    return [axis, choice("smooth", "Smooth", looks.smooths), turn("log", "Log"), turn("clip", "Clip outliers"), legend, side].filter(Boolean);
+  }
+
+  // Runs of a comparison: a click hides one or shows it again, "only" hides the others, pointing at one makes the others pale.
+  drawChips() {
+    const { legend } = this.given, { hide, base } = now(), hidden = new Set(hide.split(",").filter(Boolean).map(Number));
+    this.chips.hidden = !legend;
+    if (!legend) return;
+    const focused = this.chips.getRootNode().activeElement?.dataset?.at, put = (places) => change({ hide: places.sort((a, b) => a - b).join(",") });
+    this.chips.replaceChildren(...legend.map((entry, at) => {
+      const node = el("span", "chip"), swatch = el("span", "swatch"), others = legend.map((_, i) => i).filter((i) => i !== at);
+      swatch.style.border = `2px ${entry.style} ${entry.colour}`;
+      if (!entry.hollow) swatch.style.background = entry.colour;
+      const turn = button("turn", "", `${hidden.has(at) ? "Show" : "Hide"} ${entry.name}`, () => put(hidden.has(at) ? [...hidden].filter((i) => i !== at) : [...hidden, at]));
+      turn.append(swatch, el("span", "name", entry.name), ...(entry.note ? [el("span", "quiet", entry.note)] : []));
+      turn.setAttribute("aria-pressed", String(!hidden.has(at)));
+      turn.dataset.at = `turn-${at}`;
+      const alone = !hidden.has(at) && others.every((i) => hidden.has(i));
+      const only = button("only", alone ? "all" : "only", alone ? "Show all runs" : `Show only ${entry.name}`, () => put(alone ? [] : others));
+      only.dataset.at = `only-${at}`;
+      const light = (place) => () => { for (const { chart } of this.charts.values()) chart.highlight(place); };
+      for (const event of ["mouseenter", "focusin"]) node.addEventListener(event, light(at));
+      for (const event of ["mouseleave", "focusout"]) node.addEventListener(event, light(null));
+      node.append(turn, ...(legend.length > 1 ? [only] : []));
+      return node;
+    }), ...(legend.length > 1 ? [this.baseChoice(legend, base)] : []));
+    if (focused) this.chips.querySelector(`[data-at="${focused}"]`)?.focus();
+  }
+
+  baseChoice(legend, base) {
+    const both = el("span", "choice"), input = el("select");
+    input.name = "base";
+    input.setAttribute("aria-label", "Difference to");
+    for (const [value, words] of [["", "no difference"], ...legend.map((entry, at) => [String(at), entry.name])]) {
+      const option = el("option", "", words);
+      option.value = value;
+      input.append(option);
+    }
+    input.value = Number(base) < legend.length ? base : "";
+    input.addEventListener("change", () => change({ base: input.value }));
+    const words = el("span", "", "Difference to");
+    words.setAttribute("aria-hidden", "true");
+    both.append(words, input);
+    return both;
+  }
+
+  // What can be done with one chart.
+  menu(node) {
+    if (node.querySelector(".list")) return;
+    const { chart } = [...this.charts.values()].find((held) => held.node === node), list = el("div", "list"), panel = chart.panel;
+    const ink = { ...this.data.ink, ground: getComputedStyle(this.host).getPropertyValue("--st-background-color").trim() || "#ffffff" };
+    const words = [panel.title, panel.sub].filter(Boolean).join(", "), origin = this.data.origin ?? "0", [low, high] = this.view();
+    const shut = () => { // its removal takes the focus from it, which would remove it once more
+      const within = list.contains(list.getRootNode().activeElement);
+      list.inert = true;
+      if (within) node.querySelector(".menu").focus();
+      queueMicrotask(() => list.remove());
+    };
+    const put = (label, act) => list.append(button("act", label, "", () => { shut(); act(); }));
+    put(this.full ? "Leave full screen" : "Full screen", () => this.fill(node));
+    put("Save as PNG", () => savePicture(chart.plot, panel, ink, words));
+    if (!panel.cells && !panel.shades) {
+      put("Save as SVG", () => saveDrawing(chart.plot, panel, ink, words));
+      const api = this.given.looks?.api, rows = api && panel.ends;
+      const steps = this.steps([low, high]).map((step) => String(BigInt(origin) + BigInt(Math.round(step))));
+      put("Save as CSV", () => (rows ? saveRows(api, panel, steps).catch(() => saveDrawn(panel, this.data.axis, [low, high], origin)) : saveDrawn(panel, this.data.axis, [low, high], origin)));
+    }
+    list.addEventListener("keydown", (event) => {
+      const acts = [...list.children], at = acts.indexOf(list.getRootNode().activeElement), way = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (way) { event.preventDefault(); acts[(at + way + acts.length) % acts.length].focus(); }
+      if (event.key === "Escape") { event.stopPropagation(); shut(); }
+    });
+    list.addEventListener("focusout", (event) => !list.contains(event.relatedTarget) && shut());
+    node.append(list);
+    list.firstChild.focus();
+  }
+
+  // One chart over the whole screen, drawn in its size.
+  fill(node) {
+    if (document.fullscreenElement) return void document.exitFullscreen();
+    this.filled = [...this.charts.values()].find((held) => held.node === node);
+    node.requestFullscreen().catch(() => {});
+  }
+
+  screened() {
+    if (!this.filled) return;
+    const { chart, node } = this.filled, root = node.getRootNode();
+    chart.full = (root.fullscreenElement ?? document.fullscreenElement) === node;
+    if (!chart.full) {
+      this.filled = undefined;
+      chart.plot?.setSize({ width: chart.host.clientWidth, height: chart.height + 24 });
+    } else chart.resize();
+  }
+
+  // What a key asks of the charts: all steps, full screen, or to close what is open.
+  key({ what, at }) {
+    const mine = at && this.host.contains(at), figure = mine ? at.closest("figure") : null;
+    if (what === "whole" && [...ALL].find((board) => board.data?.key === this.data?.key) === this) this.zoom(null);
+    if (what === "full" && figure) this.fill(figure);
+    if (what !== "close") return;
+    this.note.hidden = true;
+    for (const list of this.host.querySelectorAll(".list")) list.remove();
+    if (this.data?.at !== null && this.data?.at !== undefined && (this.alone() || this.data.strip?.length)) this.pinAt(this.data.at, 1);
   }
 
   // Marks above the strip: one button each, those that would overlap under one.
@@ -859,6 +998,8 @@ class Board {
 
   destroy() {
     ALL.delete(this);
+    document.removeEventListener("rlwatch-key", this.heard);
+    document.removeEventListener("fullscreenchange", this.screen);
     this.unlisten();
     this.unfollow?.();
     this.watcher.disconnect();
@@ -900,6 +1041,8 @@ function thinned(panel, looks) {
   return Boolean(panel.ends) && panel.lines[0]?.y?.length > 240;
 }
 
+const SCALES = ["", "log scale", "log scale, both ways"];
+
 function looked(given, look, exact) {
   const rulers = RULERS.get(given.looks.run), own = given.axis === "step" ? null : rulers?.[given.axis];
   const axis = rulers?.[look.axis] ? look.axis : own || given.axis === "step" ? "step" : given.axis;
@@ -909,6 +1052,12 @@ function looked(given, look, exact) {
   const curves = look.smooth === "off" ? undefined : exact(look);
   const panelOf = (panel) => {
     const lines = unpacked(panel).lines, [first, ...others] = lines;
+    if (given.legend && first) {
+      const made = overlaid(panel, look, given.looks, given.legend[Number(look.base)]?.name ?? ""), [low, high] = made.range;
+      const beyond = made.lines.flatMap((line) => line.x.flatMap((x, i) => (line.y[i] !== null && (line.y[i] < low || line.y[i] > high) ? [[x, line.y[i], line.name, line.colour]] : [])));
+      const drawn = new Set(made.lines.map(({ name }) => name));
+      return { ...panel, ...made, beyond, bad: panel.bad.filter(([, , name]) => drawn.has(name)), scale: SCALES[made.log] };
+    }
     let drawn = lines, range = panel.range, log = panel.log;
     if (panel.ends && first) {
       const [low, high, scale] = panel.ends[2 * look.log + !look.clip], old = others.filter((line) => line.name !== "smoothed");
@@ -927,7 +1076,7 @@ function looked(given, look, exact) {
       : drawn.flatMap((line) => (line.mute ? [] : line.x.flatMap((x, i) => (line.y[i] !== null && (line.y[i] < low || line.y[i] > high) ? [[x, line.y[i], line.name, line.colour]] : []))));
     return {
       ...panel, lines: drawn, range, log, beyond,
-      scale: ["", "log scale", "log scale, both ways"][[0, 1, 2].indexOf(log)] ?? "",
+      scale: SCALES[log] ?? "",
       bad: panel.bad.map(([x, ...rest]) => [at(x), ...rest]),
       ...(panel.cells && { cells: { ...panel.cells, starts: panel.cells.starts.map(at) } }),
       ...(panel.shades && { shades: { ...panel.shades, starts: panel.shades.starts.map(at) } }),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,10 @@ from . import charts
 from .charts import Ink
 from .endpoint import module_address
 from .marks import ChartMark
+from .page_script import base_path, page_script
 from .thinning import Branches, Floats, ThinnedCurve
 
 Json = dict[str, Any]
-HERE = Path(__file__).resolve().parent
 DIGITS = 6
 LINEAR, LOG, ASINH = 0, 1, 2
 
@@ -38,7 +37,8 @@ class ChartLine:
     """One line: its points, and how it looks. ``mute``: not in the tooltip.
 
     ``area`` (2, N): low and high ends of the shaded area around its points; ``dots``: their size where no line joins
-    them; ``told`` (N,): values for the tooltip where they differ from the height of the points.
+    them; ``told`` (N,): values for the tooltip where they differ from the height of the points. ``place``: its entry of
+    the legend, where several runs are drawn; ``smooth``: it is a smoothed line.
     """
 
     curve: ThinnedCurve
@@ -52,6 +52,8 @@ class ChartLine:
     area: Floats | None = None
     dots: int = 0
     told: Floats | None = None
+    place: int | None = None
+    smooth: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class Board:
     """All charts of a part of a page. Boards with the same ``key`` share a cursor; ``window`` is in steps.
 
     ``looks``: the view that is drawn and the run, where the browser draws other views by itself (``look.js``).
+    ``legend``: the runs of a comparison, which the browser hides and shows.
     """
 
     key: str
@@ -182,6 +185,7 @@ class Board:
     asked: Sequence[float] | None = None
     pins: Sequence[str] | None = None
     looks: Mapping[str, Any] | None = None
+    legend: Sequence[Mapping[str, Any]] | None = None
 
     def data(self) -> Json:
         """Return the input of the script, strict JSON for any measured values."""
@@ -199,6 +203,7 @@ class Board:
             },
             "pins": None if self.pins is None else list(self.pins),
             **({} if self.looks is None else {"looks": dict(self.looks)}),
+            **({} if self.legend is None else {"legend": [dict(entry) for entry in self.legend]}),
             "marks": [self._mark(mark) for mark in self.marks],
             "strip": [self._panel(panel) for panel in self.strip],
             "sections": [
@@ -296,6 +301,10 @@ class Board:
             look["fill"] = line.fill
         if line.dots:
             look["dots"] = line.dots
+        if line.place is not None:
+            look["place"] = line.place
+        if line.smooth:
+            look["smooth"] = True
         if line.told is not None:
             look["told"] = points(replace(line.curve, values=line.told), self.place)[1]
         if line.area is not None:
@@ -460,7 +469,7 @@ def show_by_address(board: Board) -> None:
             st.session_state[asked_key] = ends
         elif asked.get("kind") == "at" and asked.get("x") is not None:
             params[AT] = str(board.place.step(float(asked["x"])))
-        else:
+        elif asked.get("kind") == "at":
             params.pop(AT, None)
 
     show(board, key, heed)
@@ -489,8 +498,7 @@ STUB = """export default function (component) {
 def _library() -> str:
     """Return a script that fetches the library once, and again if the connection fails."""
     address = json.dumps(module_address("board.js", base_path()))
-    page = (HERE / "page.js").read_text(encoding="utf-8")
-    return f"""{page}
+    return f"""{page_script()}
 function load(tries) {{
   const again = tries ? `?again=${{tries}}` : "";
   import(location.origin + {address} + again).catch(() => setTimeout(load, 1000, tries + 1));
@@ -498,12 +506,6 @@ function load(tries) {{
 load(0);
 export default function () {{}}
 """
-
-
-def base_path() -> str:
-    """Return the base path of the server, from its option."""
-    path = str(st.get_option("server.baseUrlPath") or "").strip("/")
-    return f"/{path}" if path else ""
 
 
 @cache

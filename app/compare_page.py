@@ -37,7 +37,7 @@ from . import format as fmt
 from .board import LAST, Board, BoardChart, ChartLine, ChartSection, StepAxis, by_step
 from .charts import DARK
 from .layout import GoToRun
-from .markup import Markup, el, joined
+from .markup import el, joined
 from .overlays import Scales
 from .queries import Version, store, store_url, version
 from .thinning import Floats, ThinnedCurve, thin
@@ -94,9 +94,9 @@ def called(run: RunInfo) -> str:
 
 def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     differing = config_diff([run.config for run in runs])
-    left, right = st.columns(2)
+    left, middle, right = st.columns([1, 1, 2])
     axis = Axis(left.selectbox("Align by", [axis.value for axis in AXES], key="by", bind="query-params"))
-    grouped = right.selectbox(
+    grouped = middle.selectbox(
         "Group by",
         [NOT_GROUPED, BY_SEEDS, BY_PROJECT, BY_NAME_STEM, BY_TAGS, *(setting.name for setting in differing)],
         key="group",
@@ -104,8 +104,8 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     )
     pairing = Axis.STEP if axis is Axis.CRASH else axis
     comparisons = [_comparison(store_url(), version(runs[0]), version(other), pairing) for other in runs[1:]]
-    show_parted(comparisons)
-    metrics = _metrics(runs, comparisons)
+    with right:
+        metrics = _metrics(runs, comparisons)
     drawn = groups_of(runs, grouped, differing)
     groups = [(one.name, tuple(run.run_id for run in one.runs)) for one in drawn]
     if len(drawn) == 2 and all(len(one.runs) > 1 for one in drawn):
@@ -114,11 +114,10 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
         )
         st.html(joined(el("div", "Noise or not", cls="rl-family"), el("div", answer, cls="rl-why")))
     live = any(run.state is RunState.RUNNING for run in runs)
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
-        overlays.controls()
     board.library()
     with st.container():
         st.fragment(show_curves, run_every=layout.REFRESH_S if live else None)(groups, axis, metrics)
+    show_parted(comparisons)
     show_settings(runs, differing, go_to_run)
 
 
@@ -248,26 +247,33 @@ def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics
         drawn = [Group(name, tuple(runs[i] for i in ids if laid[i])) for name, ids in groups if any(map(laid.get, ids))]
         if not known:
             return
-        st.html(joined(_legend(drawn)))
         whole = (min(one.first for one in known), max(one.last for one in known))
         window = charts.read_window(st.query_params, *whole)
         shown = (window.low, window.high)
-        looks = Scales.chosen()
+        looks = Scales.of_address(st.query_params)
         lines = _lines(drawn, axis, metrics, shown, looks)
         panels = [
             overlays.overlay(name, lines[name], sub=unit_of(name), scales=looks) for name in metrics if lines[name]
         ]
-        board.show_by_address(_board(axis, whole, shown, panels))
+        board.show_by_address(_board(axis, whole, shown, panels, drawn))
 
 
-def _board(axis: Axis, whole: tuple[int, int], shown: tuple[int, int], panels: Sequence[BoardChart]) -> Board:
+def _board(
+    axis: Axis, whole: tuple[int, int], shown: tuple[int, int], panels: Sequence[BoardChart], drawn: Sequence[Group]
+) -> Board:
+    looks, dark, notes = Scales.of_address(st.query_params), layout.ink() is DARK, ("", "mean ± std")
     return Board(
         key=f"compared-by-{axis}",
         window=shown,
         whole=whole,
         ink=layout.ink(),
         place=_place(axis, whole),
-        sections=[ChartSection("overlaid", f"By {AXES[axis]}{SCALED.get(axis, '')}", panels)],
+        sections=[ChartSection("overlaid", f"By {AXES[axis]}{SCALED.get(axis, '')}", panels, span=3)],
+        looks={"smooth": looks.smooth, "clip": looks.clip, "smooths": smoothing.SMOOTHS},
+        legend=[
+            overlays.entry(group.name, place, notes[len(group.runs) > 1], dark=dark)
+            for place, group in enumerate(drawn)
+        ],
     )
 
 
@@ -360,10 +366,13 @@ def _lines(
             smoothed = [of[metric] for of in smooth if metric in of]
             if len(members) == 1:
                 raw = overlays.line(group.name, place, curve_of(members[0]), dark=dark)
-                found[metric] += [overlays.line(group.name, place, curve_of(one), dark=dark) for one in smoothed]
+                found[metric] += [
+                    overlays.line(group.name, place, curve_of(one), dark=dark, smooth=True) for one in smoothed
+                ]
                 found[metric].append(replace(raw, width=1.0, alpha=0.3) if smoothed else raw)
             elif members:
-                found[metric].append(overlays.line(group.name, place, *mean_of(smoothed or members), dark=dark))
+                made = mean_of(smoothed or members)
+                found[metric].append(overlays.line(group.name, place, *made, dark=dark, smooth=bool(smoothed)))
     return found
 
 
@@ -414,21 +423,6 @@ def mean_of(members: Sequence[MetricSeries]) -> tuple[ThinnedCurve, Floats]:
     bad = tuple(sorted({item for of in members for item in curve_of(of).bad}))
     curve = ThinnedCurve((low + kept * width).astype(np.int64), middle, np.zeros(len(kept), dtype=np.bool_), bad)
     return curve, np.stack((middle - spread, middle + spread))
-
-
-def _legend(groups: Sequence[Group]) -> Markup:
-    return el(
-        "div",
-        *(
-            el(
-                "span",
-                el("span", cls="swatch", style=overlays.swatch(place, dark=layout.ink() is DARK)),
-                group.name + (" · mean ± std" if len(group.runs) > 1 else ""),
-            )
-            for place, group in enumerate(groups)
-        ),
-        cls="rl-legend",
-    )
 
 
 # Settings.

@@ -43,7 +43,7 @@ def _answering(name: str) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-MODULES = ("board.js", "curves.js", "live.js", "look.js", "page.js")
+MODULES = ("board.js", "curves.js", "keys.js", "live.js", "look.js", "overlay.js", "page.js", "save.js")
 A_YEAR_S = 31_536_000
 HERE = Path(__file__).resolve().parent
 

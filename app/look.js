@@ -10,10 +10,12 @@
  * @property {boolean} clip  whether single outliers are cut
  * @property {boolean} side  whether the drawer next to the charts is open
  * @property {boolean} legend
+ * @property {string} hide  places of the hidden runs in the legend, as "0,2"
+ * @property {string} base  place of the run that the others are compared with; empty: none
  */
 
 /** @type {Look} */
-export const USUAL = { axis: "step", smooth: "off", log: false, clip: true, side: true, legend: false };
+export const USUAL = { axis: "step", smooth: "off", log: false, clip: true, side: true, legend: false, hide: "", base: "" };
 export const AXES = ["step", "time", "tokens"];
 const SWITCHES = /** @type {const} */ (["log", "clip", "side", "legend"]);
 
@@ -29,6 +31,8 @@ export function read(search) {
   const query = new URLSearchParams(search), look = { ...USUAL };
   if (AXES.includes(query.get("axis") ?? "")) look.axis = query.get("axis") ?? "";
   if (/^(EMA 0\.\d+|mean of \d{1,4})$/.test(query.get("smooth") ?? "")) look.smooth = query.get("smooth") ?? "";
+  if (/^\d{1,3}(,\d{1,3})*$/.test(query.get("hide") ?? "")) look.hide = query.get("hide") ?? "";
+  if (/^\d{1,3}$/.test(query.get("base") ?? "")) look.base = query.get("base") ?? "";
   for (const name of SWITCHES) if (["true", "false"].includes(query.get(name) ?? "")) look[name] = query.get(name) === "true";
   return look;
 }

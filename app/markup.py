@@ -90,6 +90,15 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 @media (max-width: 640px) { .st-key-verdict-buttons button { min-height: 2.75rem; } }
 .rl-since { font-weight: 400; opacity: .75; margin-left: .6rem; white-space: nowrap; font-size: .875rem; }
 [data-rl-side="shut"] [data-testid="stColumn"]:has(.st-key-drawer) { display: none; }
+.rl-keys { border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 8px;
+  padding: 1.2rem 1.5rem; background: var(--rl-ground, #fff); color: inherit; font-size: .9rem; }
+.rl-keys::backdrop { background: rgb(0 0 0 / .35); }
+.rl-keys dl { display: grid; grid-template-columns: auto 1fr; gap: .35rem 1.2rem; margin: 0 0 1rem;
+  align-items: baseline; }
+.rl-keys dd { margin: 0; }
+.rl-keys kbd { font: inherit; font-weight: 600; }
+.rl-keys button { font: inherit; color: inherit; background: none; border-radius: 6px; padding: .3rem .9rem;
+  min-height: 2.25rem; border: 1px solid color-mix(in srgb, currentColor 35%, transparent); }
 .rl-pairs { font-size: .8rem; margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .rl-pairs dt { opacity: .75; margin-top: .3rem; }
 .rl-pairs dd { margin: 0; font-family: monospace; }

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import streamlit as st
 
 from rlwatch.metrics import metric_of
 
@@ -15,7 +14,7 @@ from . import smoothing
 from .board import ASINH, LINEAR, LOG, BoardChart, ChartLine, axis_range, usual_range, wide
 from .thinning import Floats, ThinnedCurve
 
-# Smoothing, scale and outliers of charts: the switches above them and their effect on values, on every page.
+# Smoothing, scale and outliers of charts: the choices of the switches above them, and their effect on values.
 
 Ends = tuple[float, float]
 Axis = tuple[Ends, int]
@@ -34,12 +33,6 @@ class Scales:
     clip: bool = True
 
     @classmethod
-    def chosen(cls) -> Scales:
-        """Read the choices from the switches, or from the address before they are drawn."""
-        state = st.session_state
-        return cls(state.get("smooth", smoothing.OFF), bool(state.get("log")), bool(state.get("clip", True)))
-
-    @classmethod
     def of_address(cls, params: Mapping[str, str]) -> Scales:
         """Read the choices from the address, for switches drawn by the browser; invalid values become the default."""
         smooth = params.get("smooth", smoothing.OFF)
@@ -47,11 +40,14 @@ class Scales:
         return cls(known, params.get("log") == "true", params.get("clip") != "false")
 
     def every_axis(
-        self, lines: Sequence[Floats], limits: tuple[float | None, float | None] = (None, None)
+        self,
+        lines: Sequence[Floats],
+        limits: tuple[float | None, float | None] = (None, None),
+        areas: Sequence[Ends] = (),
     ) -> list[Axis]:
         """Return :meth:`axis` for each view: linear and logarithmic, each with outliers cut and not."""
         looks = [(log, clip) for log in (False, True) for clip in (True, False)]
-        return [replace(self, log=log, clip=clip).axis(lines, limits) for log, clip in looks]
+        return [replace(self, log=log, clip=clip).axis(lines, limits, areas) for log, clip in looks]
 
     @property
     def smooths(self) -> bool:
@@ -87,13 +83,6 @@ AS_USUAL = Scales()
 """The default choices."""
 
 
-def controls() -> None:
-    """Draw the switches."""
-    st.selectbox("Smooth", smoothing.SMOOTHS, key="smooth", bind="query-params", width=140)
-    st.toggle("Log", key="log", bind="query-params", width="content")
-    st.toggle("Clip outliers", value=True, key="clip", bind="query-params", width="content")
-
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7A00", "#7A7A7A")
 """Okabe and Ito's colours, without black and with a yellow that is legible on white."""
 ON_DARK = ("#56B4E9", "#F0824A", "#1DBF91", "#E29AC4", "#F0BE4F", "#9CD2F4", "#C9B83A", "#A6A6A6")
@@ -110,14 +99,15 @@ def line(
 
     ``look``: further fields of :class:`~app.board.ChartLine`.
     """
-    return ChartLine(curve, _colour(place, dark=dark), name, dash=DASHES[_round(place)], area=area, **look)
+    return ChartLine(curve, _colour(place, dark=dark), name, dash=DASHES[_round(place)], area=area, place=place, **look)
 
 
-def swatch(place: int, *, dark: bool = False) -> str:
-    """Return the style of a line's sign in a legend: hollow if another line has the same colour."""
-    colour = _colour(place, dark=dark)
-    fill = "none" if _round(place) else colour
-    return f"background:{fill};border:2px {STYLES[_round(place)]} {colour}"
+def entry(name: str, place: int, note: str = "", *, dark: bool = False) -> dict[str, Any]:
+    """Return a line's entry of the legend: its sign is hollow if another line has the same colour."""
+    turn = _round(place)
+    return {
+        "name": name, "note": note, "colour": _colour(place, dark=dark), "style": STYLES[turn], "hollow": turn > 0,
+    }  # fmt: skip
 
 
 def _colour(place: int, *, dark: bool) -> str:
@@ -138,5 +128,6 @@ def overlay(
     bottom, top = (-np.inf if limits[0] is None else limits[0]), (np.inf if limits[1] is None else limits[1])
     # The band of a standard deviation may exceed the metric's limits; the axis must not.
     ends = [(max(float(area[0].min()), bottom), min(float(area[1].max()), top)) for area in areas]
-    held, scale = scales.axis([line.curve.values for line in lines], limits, ends)
-    return BoardChart(name, title or name, lines, held, sub, scale=scale)
+    every = scales.every_axis([line.curve.values for line in lines], limits, ends)
+    held, scale = every[2 * scales.log + (not scales.clip)]
+    return BoardChart(name, title or name, lines, held, sub, scale=scale, ends=[(*of, kind) for of, kind in every])

@@ -7,16 +7,18 @@ if (!globalThis.rlwatchPage) {
   // which leaves an entry for a page that was never shown: the entry of the next page replaces it.
   // Streamlit's script sets each key of the query separately: changes at nearly the same time become one entry.
   // Streamlit does not know the names that the browser keeps in the address (look.js); they are preserved.
-  const SOON_MS = 2000, SAME_ACT_MS = 250, OWN = ["axis", "smooth", "log", "clip", "side", "legend"];
+  const SOON_MS = 2000, SAME_ACT_MS = 250, OWN = ["axis", "smooth", "log", "clip", "side", "legend", "hide", "base"];
+  const RUNS = { "/run": "run", "/compare": "runs" };
   const push = history.pushState.bind(history), replace = history.replaceState.bind(history);
   let pushed = { search: null, path: "", at: 0 };
   globalThis.rlwatchPush = push;
   function kept(address) {
     const to = new URL(address ?? location.href, location.href), own = new URLSearchParams(location.search);
-    if (to.pathname !== location.pathname || !to.pathname.endsWith("/run") || to.searchParams.get("run") !== own.get("run")) return to;
-    for (const name of OWN) {
-      if (own.has(name)) to.searchParams.set(name, own.get(name));
-      else to.searchParams.delete(name);
+    const name = RUNS[to.pathname.slice(to.pathname.lastIndexOf("/"))], runs = (query) => query.getAll(name).join("\n");
+    if (to.pathname !== location.pathname || !name || runs(to.searchParams) !== runs(own)) return to;
+    for (const choice of OWN) {
+      if (own.has(choice)) to.searchParams.set(choice, own.get(choice));
+      else to.searchParams.delete(choice);
     }
     return to;
   }

@@ -24,6 +24,7 @@ from .board import AT, Board, lines_of
 from .layout import GoToTokens
 from .marks import ChartMark, marks_of_run
 from .overlays import AS_USUAL, Scales
+from .page_script import base_path
 from .principal import Principal
 from .queries import Outline, store, store_url
 from .run_charts import MetricChart, MetricSection, all_panels, found_by, sections, unchanging_words
@@ -419,7 +420,7 @@ def _boards(drawing: Drawing, place: board.StepAxis, names: Sequence[str], marke
             "live": run.state is RunState.RUNNING and live(),
             "attempt": run.attempt,
             "after": str(queries.store().judged(run.run_id)[1]),
-            "api": f"{board.base_path()}/api/runs/{quote(run.run_id, safe='')}",
+            "api": f"{base_path()}/api/runs/{quote(run.run_id, safe='')}",
         },
     }
 

@@ -15,6 +15,7 @@ from rlwatch import columns as columns_of
 
 from . import format as fmt
 from .health import LOOKS, SEVERITY_WORD, Word
+from .page_script import page_script
 
 Cell = dict[str, Any]
 HERE = Path(__file__).resolve().parent
@@ -173,8 +174,10 @@ def show(
 
 @cache
 def _component() -> Callable[..., Any]:
-    page, script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "table.js", "table.css"))
-    mounted: Callable[..., Any] = st.components.v2.component("rlwatch_table", js=f"{page}\n{script}", css=style)
+    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("table.js", "table.css"))
+    mounted: Callable[..., Any] = st.components.v2.component(
+        "rlwatch_table", js=f"{page_script()}\n{script}", css=style
+    )
     return mounted
 
 

@@ -102,7 +102,7 @@ def test_seeds_are_a_mean_and_a_band(store_dir):
     [mean] = overlaid(page)["sections"][0]["panels"][0]["lines"]
     assert mean["name"] == "seed (3 runs)"
     assert (set(mean["low"]), set(mean["y"]), set(mean["high"])) == ({1}, {3}, {5})
-    assert "mean ± std" in html(page)
+    assert [(entry["name"], entry["note"]) for entry in overlaid(page)["legend"]] == [("seed (3 runs)", "mean ± std")]
 
 
 def test_the_distance_to_the_crash_and_time_are_axes(store_dir):

@@ -50,8 +50,8 @@ def swept(shared_store):
 
 
 def lines(page):
-    """The legend: a name for each line of a chart."""
-    return page.locator(".rl-legend > span")
+    """The legend: a chip for each line of a chart."""
+    return page.locator(".chip")
 
 
 def test_four_runs_are_compared_with_the_settings_in_which_they_differ(shared_app, page, swept):
@@ -74,9 +74,73 @@ def test_seeds_are_one_mean_in_its_band(shared_app, page, swept):
     """By a setting, and by the name without its number, both in the address."""
     page.goto(f"{shared_app}/compare?{RUNS}&group=optim.lr&metrics=reward/mean")
     expect(lines(page)).to_have_count(2)
-    expect(lines(page).first).to_contain_text("(2 runs) · mean ± std")
+    expect(lines(page).first).to_contain_text(re.compile(r"\(2 runs\)mean ± std"))
     page.locator(".u-over").first.hover()
     expect(page.locator(".tip")).to_contain_text("optim.lr")
+
+
+DRAWN = """() => {
+  const roots = [...document.querySelectorAll("*")].map((node) => node.shadowRoot).filter(Boolean);
+  return roots.flatMap((root) => [...root.querySelectorAll("figure")]).map((node) => node.dataset.drawn);
+}"""
+"""The names of the lines in each chart."""
+
+
+def test_a_run_is_hidden_shown_alone_and_taken_as_the_level_of_the_others_by_the_browser_alone(shared_app, page, swept):
+    """Each is one step back, asks the script nothing, and is there after a reload."""
+    sent = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda frame: sent.append(len(frame))))
+    page.goto(f"{shared_app}/compare?{RUNS}&metrics=reward/mean")
+    expect(lines(page)).to_have_count(4)
+    expect(page.locator(".u-over").first).to_be_visible()
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
+    before, length = len(sent), page.evaluate("history.length")
+
+    page.get_by_role("button", name=re.compile("^Hide lr1e-06-s1")).click()
+    assert page.evaluate(DRAWN) == ["1 2 3"]
+    page.get_by_role("button", name=re.compile("^Show only lr3e-06-s1")).click()
+    assert page.evaluate(DRAWN) == ["2"]
+    page.get_by_role("button", name="Show all runs").click()
+    page.get_by_label("Difference to").select_option("1")
+    assert page.evaluate(DRAWN) == ["0 2 3"]
+    page.get_by_label("Log").check()
+    assert (len(sent) - before, page.evaluate("history.length") - length) == (0, 5)
+
+    page.reload()
+    expect(page.locator(".u-over").first).to_be_visible()
+    expect(page.get_by_label("Difference to")).to_have_value("1")
+    assert page.evaluate(DRAWN) == ["0 2 3"]
+    for _ in range(3):
+        page.go_back()
+    expect(page.get_by_label("Difference to")).to_have_value("")
+    assert page.evaluate(DRAWN) == ["2"]
+
+
+def test_a_chart_is_saved_as_a_picture_a_drawing_and_a_table_and_fills_the_screen(shared_app, page, swept):
+    """From its menu, by keyboard as by mouse."""
+    page.goto(f"{shared_app}/compare?{RUNS}&metrics=reward/mean")
+    expect(page.locator(".u-over").first).to_be_visible()
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
+    contents = {}
+    for kind in ("PNG", "SVG", "CSV"):
+        page.get_by_role("button", name="More of reward/mean").click()
+        with page.expect_download() as saved:
+            page.get_by_role("button", name=f"Save as {kind}").click()
+        contents[saved.value.suggested_filename] = saved.value.path().read_bytes()
+    assert sorted(contents) == ["reward_mean.csv", "reward_mean.png", "reward_mean.svg"]
+    assert contents["reward_mean.png"].startswith(b"\x89PNG")
+    assert contents["reward_mean.svg"].count(b"<path") == 4
+    head, first, *_ = contents["reward_mean.csv"].decode().split("\r\n")
+    assert (len(head.split(",")), first.split(",")[0]) == (5, "1")
+    page.keyboard.press("j")
+    page.keyboard.press("f")
+    expect(page.locator("figure:fullscreen")).to_be_visible()
+    page.keyboard.press("f")
+    expect(page.locator("figure:fullscreen")).to_have_count(0)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_contain_text("full screen")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Keys")).to_have_count(0)
 
 
 def downloaded(page, tries=4):
