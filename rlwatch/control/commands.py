@@ -1,4 +1,4 @@
-"""Define the commands for a live run, check their arguments, and queue one."""
+"""The commands for a live run: their kinds, the check of their arguments, and the queueing of a command."""
 
 from __future__ import annotations
 
@@ -21,44 +21,57 @@ from rlwatch.redaction import redacted
 from rlwatch.wording import meant
 
 ROLLBACK = "rollback"
-"""The command that restores a snapshot."""
+"""Name of the command that restores a snapshot."""
 TAKE_SNAPSHOT = "take-snapshot"
 """Internal command that rlwatch sends to all ranks when a snapshot is due; users cannot send it."""
 UNDO_LAST = "undo"
-"""The command that undoes the last one."""
+"""Name of the command that undoes the last one."""
 LAST_GOOD = "last-good"
-"""The newest snapshot that is known to be good."""
+"""Argument of a rollback: the newest snapshot that is known to be good."""
 REQUIRED: Any = object()
-"""The default of an argument that must be given."""
+"""Marks an argument without a default, which must be given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of ``values``; the first is the default."""
+    """Description of a command's argument that must be one of ``values``; the first one is the default."""
 
     values: tuple[str, ...]
     meaning: str
 
     @property
     def default(self) -> JSON:
-        """The first value."""
+        """Value that is used if the argument is not given: the first one."""
         return self.values[0]
 
     @property
     def allowed(self) -> str:
-        """The allowed values, in words."""
+        """Description of the allowed values, for messages."""
         return f"one of {', '.join(self.values)}"
 
     def fits(self, value: JSON) -> bool:
-        """Return whether ``value`` is allowed."""
+        """Return whether ``value`` is one of the allowed texts."""
         return isinstance(value, str) and value in self.values
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number from ``low`` (or above it) to ``high``, in ``unit``; ``whole``: an integer.
+    """Description of a command's argument that must be a finite number.
 
-    With the default None it may be left out.
+    Parameters
+    ----------
+    meaning
+        Description for people.
+    low, high
+        Bounds, inclusive.
+    above
+        Whether ``low`` itself is excluded.
+    default
+        Value if the argument is not given; :data:`REQUIRED`: it must be given; None: it may be None.
+    unit
+        Unit, for messages.
+    whole
+        Whether it must be an integer.
     """
 
     meaning: str
@@ -71,14 +84,16 @@ class Number:
 
     @property
     def allowed(self) -> str:
-        """The allowed values, in words."""
+        """Description of the allowed values, for messages."""
         low = f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
         high = "" if math.isinf(self.high) else f" and at most {self.high:g}"
         what = "an integer" if self.whole else "a number"
         return f"{what} {low}{high}{' ' * bool(self.unit)}{self.unit}{' or none' * (self.default is None)}"
 
     def fits(self, value: JSON) -> bool:
-        """Return whether ``value`` is allowed. Booleans, NaN, infinities and values too large for a float are not."""
+        """Return whether ``value`` is an allowed number. Booleans, NaN, infinities and values too large for a float
+        are not.
+        """
         if value is None:
             return self.default is None
         if (
@@ -92,27 +107,27 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A global step of the trainer, an integer >= 1, or None."""
+    """Description of a command's argument that must be a step of the trainer (an integer >= 1), or None."""
 
     meaning: str
     default: JSON = None
     allowed: str = "a step (an integer of at least 1) or none"
 
     def fits(self, value: JSON) -> bool:
-        """Return whether ``value`` is allowed."""
+        """Return whether ``value`` is None or an integer of at least 1."""
         return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChoice:
-    """The last good snapshot, or that of a step."""
+    """Description of a command's argument that names a snapshot: the last good one, or that of a step."""
 
     meaning: str
     default: JSON = LAST_GOOD
     allowed: str = f"{LAST_GOOD} or the step of a snapshot (an integer of at least 0)"
 
     def fits(self, value: JSON) -> bool:
-        """Return whether ``value`` is allowed."""
+        """Return whether ``value`` is ``"last-good"`` or an integer of at least 0."""
         return value == LAST_GOOD or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
@@ -120,7 +135,11 @@ Argument = Choice | Number | Step | SnapshotChoice
 
 
 def checked_argument(kind: str, name: str, argument: Argument, value: JSON) -> JSON:
-    """Return ``value`` if ``argument`` allows it. Raises ``ConfigError`` that lists the allowed values."""
+    """Return ``value`` if it is allowed for the argument ``name`` of a command.
+
+    ``kind``: name of the command. ``argument``: description of what is allowed. Raises ``ConfigError`` that lists the
+    allowed values.
+    """
     if value is REQUIRED:
         raise ConfigError(f"{kind} needs {name}: {argument.allowed} ({argument.meaning})")
     if not argument.fits(value):
@@ -133,7 +152,10 @@ def checked_argument(kind: str, name: str, argument: Argument, value: JSON) -> J
 
 @dataclass(frozen=True, slots=True)
 class CommandKind:
-    """One kind of command. ``vetoed``: the trainer may refuse it in a collapse, which ``force`` overrules."""
+    """One kind of command for a live run: its name, meaning and arguments.
+
+    ``vetoed``: whether the trainer may refuse it during a collapse, which ``force`` overrules.
+    """
 
     name: str
     meaning: str
@@ -141,7 +163,10 @@ class CommandKind:
     vetoed: bool = False
 
     def read(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
-        """Return all arguments, with defaults for those not given. Raises ``ConfigError`` for a wrong one."""
+        """Return all arguments of a command: those ``given``, and the defaults of the others.
+
+        Raises ``ConfigError`` for an unknown argument, or a value that is not allowed.
+        """
         for name in given:
             if name not in self.args:
                 takes = f"it takes: {', '.join(sorted(self.args))}" if self.args else "it takes none"
@@ -250,7 +275,9 @@ COMMAND_KINDS: Mapping[str, CommandKind] = {kind.name: kind for kind in _ALL_KIN
 
 
 def command_kind(name: str) -> CommandKind:
-    """Return the kind called ``name``. Raises ``ConfigError`` that lists the known kinds."""
+    """Return the kind of command called ``name``, rlwatch's own or a plugin's. Raises ``ConfigError`` that lists all
+    kinds.
+    """
     if name in COMMAND_KINDS:
         return COMMAND_KINDS[name]
     others = handlers_of_plugins()
@@ -261,7 +288,7 @@ def command_kind(name: str) -> CommandKind:
 
 
 def handlers_of_plugins() -> Mapping[str, Any]:
-    """Return kind -> handler class, from plugins."""
+    """Return name of a command -> class that executes it, for the commands that plugins add."""
     return usable("rlwatch.commands", COMMAND_KINDS)
 
 
@@ -283,10 +310,27 @@ def request(
     idempotency_key: str | None = None,
     clock: Clock | None = None,
 ) -> Command:
-    """Queue a command for the live run and return it as stored.
+    """Queue a command for a live run and return it as stored.
 
-    A command that no trainer begins within ``expires_s`` seconds expires, so that a restarted trainer does not carry
-    out an old request. Two calls with the same ``idempotency_key`` return the same command.
+    A command that no trainer begins within ``expires_s`` seconds expires, so that a restarted trainer does not execute
+    an old request. Two calls with the same ``idempotency_key`` return the same command.
+
+    Parameters
+    ----------
+    store, run_id
+        Store, and id of the run in it.
+    kind, args
+        Kind of command, and its arguments.
+    why, by
+        The user's reason, and the user; None: the account of this process.
+    force
+        Overrule a veto of the trainer.
+    expires_s
+        Seconds after which the command expires.
+    idempotency_key
+        Key that identifies this request; None: a new one.
+    clock
+        Clock; None: the machine's.
 
     Raises
     ------
@@ -320,14 +364,16 @@ def cancel(
     by: str | None = None,
     clock: Clock | None = None,
 ) -> Command:
-    """Cancel a command that has not begun; return it with its new status.
+    """Cancel a command whose execution has not begun; return it with its new status.
+
+    ``why`` and ``by``: the user's reason, and the user (None: the account of this process).
 
     Returns
     -------
     Command
-        With status ``cancelled``: no trainer will carry it out. ``cancelling``: a trainer has claimed it, and drops it
-        at its next poll unless it is already carrying it out; read the command again later. Any other status: the
-        command had been answered before.
+        With status ``cancelled``: no trainer will execute it. ``cancelling``: a trainer has claimed it, and drops it at
+        its next poll unless its execution has begun; read the command again later. Any other status: the command had
+        its final result before.
 
     Raises
     ------

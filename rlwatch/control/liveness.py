@@ -1,6 +1,6 @@
 """Decide whether a run is alive: one definition for the dashboard, the command line and the heartbeat alert.
 
-A run is silent when no step came for five times its median step time, for at least two minutes, and for at least 1.5
+A run is *silent* when no step came for five times its median step time, for at least two minutes, and for at least 1.5
 times the longest pause among its newest steps, so that checkpoints and evaluations raise no alert.
 """
 
@@ -26,12 +26,16 @@ _PAUSING = frozenset({"pause", "resume", "stop"})
 """Commands that begin or end a pause."""
 
 PAUSE_ALIVE_S = 60.0
-"""Greatest age of the heartbeat of a paused trainer, in seconds: its writer goes on, so an older one means its end."""
+"""Largest age of the heartbeat of a paused trainer, in seconds: its writer goes on, so an older one means its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause: its first step, who requested it, why, and when it ends by itself (Unix seconds)."""
+    """A pause of a run that a user requested.
+
+    ``step``: step at which it began. ``by``, ``why``: the user and the reason. ``until``: time at which it ends by
+    itself, Unix seconds.
+    """
 
     step: int
     by: str
@@ -40,7 +44,10 @@ class Pause:
 
 
 def pause_of(run: RunInfo, commands: Sequence[Command], now: float) -> Pause | None:
-    """Return the pause ``run`` is in; None if it trains, has ended, or is dead."""
+    """Return the pause in which ``run`` is at ``now`` (Unix seconds); None if it trains, has ended, or is dead.
+
+    ``commands``: all commands of the run.
+    """
     done = [c for c in commands if c.kind in _PAUSING and c.status is CommandStatus.DONE and c.finished_at is not None]
     last = max(done, key=lambda command: command.finished_at or 0.0, default=None)
     if last is None or last.kind != "pause" or run.state is not RunState.RUNNING:
@@ -63,7 +70,7 @@ FACTOR = 5.0
 LONGEST_FACTOR = 1.5
 """Multiple of the longest time between two of its newest rows that counts as silence."""
 FLOOR_S = 120.0
-"""Least silence, in seconds: longer than slow flushes and the snapshots on network file systems (one a minute)."""
+"""Shortest silence, in seconds: longer than slow flushes and the snapshots on network file systems (one a minute)."""
 BEATS_S = 15.0
 """Three heartbeat intervals: after this, a process that no longer exists on this machine counts as dead."""
 UNKNOWN_S = 600.0
@@ -74,8 +81,16 @@ TAIL = 64
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Median seconds a step, the longest time between two of the newest rows (seconds), and of the newest row its
-    ``seq`` and attempt; None and 0 where not known.
+    """How fast a run trains, as its newest rows show.
+
+    Parameters
+    ----------
+    step_s
+        Median seconds per step; None: not known.
+    longest_s
+        Longest time between two of the newest rows, in seconds; None: not known.
+    seq, attempt
+        Position of the newest row in the run's stream, and the process that logged it; 0 without rows.
     """
 
     step_s: float | None = None
@@ -85,7 +100,7 @@ class Pace:
 
     @property
     def patience_s(self) -> float:
-        """Seconds without a step after which the run is silent."""
+        """Number of seconds without a step after which the run counts as silent."""
         if self.step_s is None:
             return UNKNOWN_S
         return max(FLOOR_S, FACTOR * self.step_s, LONGEST_FACTOR * (self.longest_s or 0.0))
@@ -93,11 +108,23 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class LivenessSigns:
-    """Signs of life of a run: its pace, the pause it is in, and seconds of silence (None: it is not silent).
+    """Signs that a run is alive, paused, silent or dead.
 
-    ``reports``: its process gives signs of life, with or without steps. ``dead_since``: time of the last sign of life
-    (Unix seconds) of a dead process; None else. ``stalls``: the stalls of its ranks, the first to stall first; empty
-    while the run is not silent, or if its process recorded none.
+    Parameters
+    ----------
+    pace
+        How fast it trains.
+    pause
+        The pause in which it is; None: not paused.
+    silent_s
+        Seconds since its last step; None: it is not silent.
+    reports
+        Whether its process gives signs of life, with or without steps.
+    dead_since
+        Time of the last sign of life (Unix seconds) of a dead process; None for a live one.
+    stalls
+        Stalls of its ranks (alive, but no progress), the first to stall first; empty while the run is not silent, or if
+        its process recorded none.
     """
 
     pace: Pace
@@ -109,7 +136,11 @@ class LivenessSigns:
 
 
 def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
-    """Return the pace from the times of the newest rows, else from the step time that the trainer measured."""
+    """Return how fast a run trains, from the times of its newest rows, else from the step times that the trainer
+    measured.
+
+    ``source``: the trainer, which decides how metric names are read.
+    """
     if not newest:
         return Pace()
     pairs = [(a, b) for a, b in pairwise(newest) if b.step > a.step and b.ts > a.ts and a.attempt == b.attempt]
@@ -123,9 +154,9 @@ def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
 
 
 def silent_for(run: RunInfo, pace: Pace, now: float) -> float | None:
-    """Return the seconds since the last step if the run is silent, else None.
+    """Return the seconds from the run's last step to ``now`` (Unix seconds) if the run is silent, else None.
 
-    Before the first step of an attempt, a heartbeat counts as a step.
+    Before the first step of an attempt (process of the run), a heartbeat counts as a step.
     """
     if pace.attempt and pace.attempt < run.attempt:
         pace, last = Pace(), run.heartbeat_at or run.created_at
@@ -136,13 +167,16 @@ def silent_for(run: RunInfo, pace: Pace, now: float) -> float | None:
 
 
 def last_sign(run: RunInfo) -> float | None:
-    """Return the time of the writer's last sign of life (Unix seconds); None if there is none."""
+    """Return the time of the last heartbeat, row or start of a run (Unix seconds); None if none is known."""
     signs = [sign for sign in (run.heartbeat_at, run.last_ts, run.created_at) if sign and isfinite(sign)]
     return max(signs, default=None)
 
 
 def reports(run: RunInfo, now: float) -> bool:
-    """Return whether the run's process gave a sign of life within two minutes and is not known to have gone since."""
+    """Return whether the run's process is alive at ``now`` (Unix seconds).
+
+    It must have given a sign of life within two minutes, and not be known to have gone since.
+    """
     silent = now - (last_sign(run) or 0.0)
     if run.state is not RunState.RUNNING or silent > FLOOR_S:
         return False
@@ -150,9 +184,9 @@ def reports(run: RunInfo, now: float) -> bool:
 
 
 def dead_since(run: RunInfo, now: float) -> float | None:
-    """Return the time of the last sign of life of an unfinished run whose process is dead; None else.
+    """Return the time of the last sign of life (Unix seconds) of an unfinished run whose process is dead; else None.
 
-    Without any heartbeat it cannot be known, so the result is None.
+    ``now``: Unix seconds. Without any heartbeat it cannot be known whether the process is dead: the result is None.
     """
     if run.heartbeat_at is None or not isfinite(run.heartbeat_at):
         return None
@@ -173,7 +207,7 @@ def _gone(run: RunInfo) -> bool:
 
 
 def sign_of(store: Store, run: RunInfo, now: float) -> LivenessSigns:
-    """Return the signs of life of ``run`` at ``now`` (Unix seconds). May raise ``StoreError``."""
+    """Return the signs of life of ``run`` at ``now`` (Unix seconds), read from its store. May raise ``StoreError``."""
     pace = pace_of(store.records(run.run_id, last=TAIL), run.source)
     alive = reports(run, now)
     if run.state is not RunState.RUNNING:
@@ -190,13 +224,14 @@ def sign_of(store: Store, run: RunInfo, now: float) -> LivenessSigns:
 
 
 WAITING = "waiting"
-"""Kind of a stall: the rank waits for the others, of which one may be the cause."""
+"""Kind of a stall: the rank waits for other ranks, of which one may be the cause."""
 
 
 def stalls_of(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
-    """Return the stalls among ``events`` that have not ended: the last one of each rank, in order of their beginning.
+    """Return the stalls that have not ended: for each rank of ``attempt`` its last event of this kind.
 
-    Ranks that wait for others in a collective come last.
+    A stall: the rank is alive but makes no progress. They are in the order in which they began; ranks that wait for
+    other ranks in a collective operation come last.
     """
     found: dict[int, Event] = {}
     for event in events:
@@ -211,14 +246,18 @@ def stalls_of(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
 
 
 def stalls_now(run: RunInfo, events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the stalls of ``run`` since its last row; none if the run has ended."""
+    """Return the stalls of ``run`` (a rank is alive but makes no progress) since its last row; none if the run has
+    ended.
+    """
     if run.state is not RunState.RUNNING:
         return ()
     return stalls_of([event for event in events if event.ts > (run.last_ts or 0.0)], run.attempt)
 
 
 def stack_of(stall: Event, most: int = 12) -> list[str]:
-    """Return the innermost ``most`` frames of the training thread, outermost first."""
+    """Return the innermost ``most`` stack frames of the training thread that the event ``stall`` recorded, outermost
+    first.
+    """
     threads = stall.body.get("threads")
     first = threads[0] if isinstance(threads, list) and threads else {}
     stack = first.get("stack") if isinstance(first, dict) else None
@@ -231,7 +270,8 @@ def _since(event: Event) -> float:
 
 
 def stage_words(run: RunInfo, now: float) -> str:
-    """Return the stage of ``run`` at its last heartbeat, and for how long; empty if none was recorded.
+    r"""Return a text with the stage of ``run`` (sampling, reward ...) at its last heartbeat, and for how long; empty if
+    unknown.
 
     >>> stage_words(RunInfo("r", stage="reward", stage_since=10.0, heartbeat_at=80.0), now=50.0).replace("\u202f", " ")
     'in stage reward for 40 s'

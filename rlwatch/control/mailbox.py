@@ -1,4 +1,4 @@
-"""Pass commands from the store to the training thread, and its results back.
+"""Transport of commands from the store to the training thread, and of their results back.
 
 The training thread only pops a deque. The writer thread polls the store (at most once a second), claims queued
 commands, and stores their results; a busy store is tried again at the next poll.
@@ -25,7 +25,7 @@ from rlwatch.redaction import redacted
 POLL_S, PUSHED_POLL_S = 1.0, 5.0
 """Seconds between two polls for commands, and between two where the store sends notifications."""
 LONGEST = 10_000
-"""Most characters of a result that are stored."""
+"""Largest number of characters of a result that are stored."""
 DIED = "the process that claimed it ended before it answered; look at the run before sending it again"
 LATE = "its time was over before it could be begun; nothing was done"
 ENDED = "the run ended before it could be carried out"
@@ -37,7 +37,7 @@ SEVERAL_RANKS = (
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Outcome of a claimed command."""
+    """Outcome of a claimed command: its final status, the step at which it was executed (if it was), and a text."""
 
     command: Command
     status: CommandStatus
@@ -47,28 +47,32 @@ class CommandResult:
 
 @dataclass(slots=True)
 class PendingCommand:
-    """A claimed command, given to the training loop, which carries it out and reports the result exactly once."""
+    """A command that the training loop has received, and that it must execute or refuse, with exactly one report.
+
+    Call :meth:`done`, :meth:`reject`, :meth:`fail` or :meth:`expire`; further reports are ignored. ``answered``:
+    whether a report was made.
+    """
 
     command: Command
     _answer: Callable[[CommandResult], None] = field(repr=False)
     _late: Callable[[], bool] = field(default=lambda: False, repr=False)
     answered: bool = False
     begun: bool = False
-    """Whether the loop has begun it: an error from then on is a failure, not a refusal."""
+    """Return whether the execution has begun: an error from then on is a failure, not a refusal."""
 
     @property
     def kind(self) -> str:
-        """For example ``reset-reference``."""
+        """Kind of the command, for example ``reset-reference``."""
         return self.command.kind
 
     @property
     def args(self) -> dict[str, object]:
-        """The command's arguments."""
+        """Arguments of the command by name."""
         return dict(self.command.args)
 
     @property
     def force(self) -> bool:
-        """True if the person overrules vetoes."""
+        """True if the user overrules vetoes."""
         return self.command.force
 
     @property
@@ -77,7 +81,7 @@ class PendingCommand:
         return self._late()
 
     def done(self, result: str = "", *, step: int | None = None) -> None:
-        """Report that the command was carried out at ``step``; ``result`` describes the change."""
+        """Report that the command was executed at ``step``; ``result`` describes the change."""
         self._settle(CommandStatus.DONE, step, result)
 
     def reject(self, reason: str, *, step: int | None = None) -> None:
@@ -85,11 +89,11 @@ class PendingCommand:
         self._settle(CommandStatus.REJECTED, step, reason)
 
     def fail(self, reason: str, *, step: int | None = None) -> None:
-        """Report that the command was begun and failed because of ``reason``."""
+        """Report that the execution of the command began and failed because of ``reason``."""
         self._settle(CommandStatus.FAILED, step, reason)
 
     def expire(self, *, step: int | None = None) -> None:
-        """Report that the command was not begun in time."""
+        """Report that the execution of the command did not begin in time."""
         self._settle(CommandStatus.EXPIRED, step, LATE)
 
     def _settle(self, status: CommandStatus, step: int | None, result: str) -> None:
@@ -119,12 +123,23 @@ class _Held:
 
 
 class Mailbox:
-    """A sink that takes no records and runs on the ticks of the writer thread.
+    """Passes commands of one run from the store to the training loop, and their results back, on the writer thread.
 
-    Nothing is claimed before the training loop asks for commands for the first time: if it never does, commands stay
-    queued and expire visibly. With ``world_size > 1`` commands are rejected, unless the loop promises to pass them on
-    to all ranks. A claimed command waits here until the loop takes it, it expires, or a user cancels it; a lock, held
-    briefly, orders these.
+    It is a sink of the recorder that takes no rows and works in :meth:`tick`. Nothing is claimed before the training
+    loop asks for commands for the first time: if it never does, commands remain queued and expire visibly. With
+    ``world_size > 1`` commands are rejected, unless the loop promises to pass them on to all ranks. A claimed command
+    waits here until the loop takes it, it expires, or a user cancels it; a lock, held briefly, orders these.
+
+    Parameters
+    ----------
+    store, run_id
+        Store of commands, and id of the run.
+    clock
+        Clock.
+    world_size
+        Number of ranks of the run.
+    news
+        Notifications of new commands; None: the store sends none.
     """
 
     def __init__(
@@ -148,7 +163,7 @@ class Mailbox:
     def take(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
         """Return the commands claimed since the last call; called on the training thread, never waits.
 
-        The caller begins each command now or answers it. Expired commands are left out. ``for_all_ranks``: the caller
+        The caller executes or refuses each command now. Expired commands are left out. ``for_all_ranks``: the caller
         passes them on to the other ranks.
         """
         self.listen(for_all_ranks=for_all_ranks)
@@ -163,16 +178,19 @@ class Mailbox:
         return [waiter for waiter in pending if not waiter.answered]
 
     def waiting(self) -> bool:
-        """Return whether :meth:`take` would return any; they stay, and this call does not count as asking for them."""
+        """Return whether :meth:`take` would return any command; this call does not count as a request for commands."""
         return bool(self._inbox)
 
     def listen(self, *, for_all_ranks: bool = False) -> None:
-        """Note that the training loop asks for commands and will take them; see :meth:`take`."""
+        """Note that the training loop will take commands, so that they are claimed from now on.
+
+        ``for_all_ranks``: the loop passes them on to the other ranks.
+        """
         self._reaches_all = for_all_ranks or self._world_size == 1
         self._listening = True
 
     def write(self, batch: object) -> None:
-        """Do nothing: the mailbox takes no records."""
+        """Do nothing: this sink takes no rows."""
 
     def tick(self) -> None:
         """Store results at once; claim new commands at most once a second."""

@@ -1,10 +1,10 @@
-"""Veto harmful commands, and permit actions that need no person.
+"""Vetoes of harmful commands, and permissions for actions that need no user.
 
-Resetting the reference during a collapse would make the collapsing policy the reference (measured: it saved
-0 of 14 crashing runs), so it is refused unless forced. An impossible command cannot be forced.
+Resetting the reference during a collapse would make the collapsing policy the reference (measured: it saved 0 of 14
+crashing runs), so it is refused unless forced. An impossible command cannot be forced.
 
-An action turns a firing alert into a command, as if a person had sent it: the same vetoes apply, and the requester
-(``policy:NAME``) and the reason are stored. Advice in a diagnosis is never carried out: only the actions in
+An action turns a firing alert into a command, as if a user had sent it: the same vetoes apply, and the requester
+(``policy:NAME``) and the reason are stored. Advice in a diagnosis is never executed: only the actions in
 ``[[actions]]`` of ``rlwatch.toml`` are, and they are only recorded while ``dry_run`` is true, the default.
 """
 
@@ -24,19 +24,30 @@ if TYPE_CHECKING:
 
 
 ROWS_AFTER = 8
-"""Rows after a snapshot that must be sound before it counts as good: enough for a fall to show in the median."""
+"""Number of rows after a snapshot that must be healthy before it counts as good: enough for a fall to show in the
+median.
+"""
 ROWS_KEPT = 256
 """Number of newest judged rows that a live run keeps."""
 COLLAPSE_KINDS = collapse_kinds()
-"""Kinds of finding of the catalogue that, while critical, make the policy unfit to become the reference."""
+"""Kinds of finding that, while critical, make the policy unfit to become the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunHealth:
-    """Findings that hold for the run now, and alerts that fire: an alert outlasts a finding that flickers.
+    """Present health of a run, by which commands are vetoed and snapshots judged.
 
-    ``forecast``: of the last step judged. It vetoes nothing: a forecast collapse has not happened, and a reset or a
-    checkpoint before it may be useful. ``rows``: the newest rows that were judged, in order.
+    Parameters
+    ----------
+    findings
+        Findings (detected problems) that hold now.
+    alerts
+        Alerts that fire now: an alert outlasts a finding that flickers.
+    forecast
+        Forecast of the last step. It vetoes nothing: a forecast collapse has not happened, and a reset or a checkpoint
+        before it may be useful.
+    rows
+        Newest rows that were judged, in order.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -45,10 +56,11 @@ class RunHealth:
     rows: tuple[JudgedRow, ...] = ()
 
     def unsound_after(self, step: int) -> str | None:
-        """Return the reason that the weights after ``step`` are not good, "" if they are, None if too few are judged.
+        """Return the reason why the weights after ``step`` are not good; empty if they are; None if too few rows are
+        judged.
 
         The row of a step measures the weights before its update, and a median shows a fall late. So the row up to
-        ``step`` and :data:`ROWS_AFTER` later ones must be sound. For the weights that the run began with, the first
+        ``step`` and :data:`ROWS_AFTER` later ones must be healthy. For the weights with which the run began, the first
         row is enough.
         """
         wanted = ROWS_AFTER if step > 0 else 1
@@ -59,14 +71,14 @@ class RunHealth:
 
     @property
     def collapsing(self) -> tuple[Finding | Alert, ...]:
-        """Critical findings and alerts that veto a reset, one of each kind."""
+        """Critical findings and alerts that show a collapse and so veto harmful commands, one of each kind."""
         signs: tuple[Finding | Alert, ...] = (*self.findings, *self.alerts)
         bad = [sign for sign in signs if sign.severity is Severity.CRITICAL and sign.kind in COLLAPSE_KINDS]
         return tuple({sign.kind: sign for sign in reversed(bad)}.values())[::-1]
 
 
 def veto_reset_reference(health: RunHealth, *, force: bool = False) -> str | None:
-    """Return the reason not to reset the reference now; None if it is allowed.
+    """Return the reason not to reset the reference model now; None if it is allowed. ``force``: always allow.
 
     >>> veto_reset_reference(RunHealth()) is None
     True
@@ -79,9 +91,10 @@ def veto_reset_reference(health: RunHealth, *, force: bool = False) -> str | Non
 
 
 def veto_save_checkpoint(health: RunHealth, *, kept: int | None, force: bool = False) -> str | None:
-    """Return the reason not to save a checkpoint now: the trainer keeps ``kept`` and would delete an older, good one.
+    """Return the reason not to save a checkpoint now; None if it is allowed. ``force``: always allow.
 
-    None if saving is allowed; always if all are kept (``kept`` None).
+    During a collapse a new checkpoint could make the trainer delete an older, good one. ``kept``: number of checkpoints
+    that the trainer keeps; None: all, so that saving is allowed.
     """
     if force or kept is None or not health.collapsing:
         return None
@@ -91,7 +104,10 @@ def veto_save_checkpoint(health: RunHealth, *, kept: int | None, force: bool = F
 
 
 def veto_set_kl_coef(health: RunHealth, *, old: float, new: float, force: bool = False) -> str | None:
-    """Return the reason not to lower the KL coefficient now; None if it is allowed. Raising it is never vetoed."""
+    """Return the reason not to lower the KL coefficient from ``old`` to ``new`` now; None if it is allowed.
+
+    Raising it is never vetoed. ``force``: always allow.
+    """
     if force or new >= old or not health.collapsing:
         return None
     return f"refused: {describe(health.collapsing)}; a lower KL coefficient ({old:g} -> {new:g}) would free the " + (
@@ -100,7 +116,7 @@ def veto_set_kl_coef(health: RunHealth, *, old: float, new: float, force: bool =
 
 
 def veto_raise_lr(health: RunHealth, *, force: bool = False) -> str | None:
-    """Return the reason not to raise the learning rate now; None if it is allowed."""
+    """Return the reason not to raise the learning rate now; None if it is allowed. ``force``: always allow."""
     if force or not health.collapsing:
         return None
     return f"refused: {describe(health.collapsing)}; a higher learning rate would speed the collapse up. " + (
@@ -109,7 +125,7 @@ def veto_raise_lr(health: RunHealth, *, force: bool = False) -> str | None:
 
 
 def describe(signs: Sequence[Finding | Alert]) -> str:
-    """Return the signs in a few words: ``entropy_collapse since step 120``."""
+    """Return findings or alerts in a few words: ``entropy_collapse since step 120``."""
     return ", ".join(f"{f.kind} since step {f.onset_step}" for f in signs)
 
 
@@ -121,30 +137,30 @@ REQUESTED_BY = "policy:"
 
 @dataclass(frozen=True, slots=True)
 class PermittedAction:
-    """A permission: when an alert of one of ``kinds`` fires, ask the run to ``do`` something.
+    """A permission from ``rlwatch.toml``: when an alert of one of ``kinds`` fires, send the run a command.
 
     Parameters
     ----------
     name
-        Unique; part of who requested the command.
+        Unique name; part of the name under which the command is requested.
     kinds
-        Of alerts; at least one. There is no "all".
+        Kinds of alerts; at least one. There is no "all".
     do, args
         A command and its arguments, as ``rlwatch command`` takes them.
     min_severity
-        Least severity of the alert.
+        Lowest severity of the alert.
     cooldown_steps
-        Steps that must pass after the last command of this action.
+        Number of steps that must pass after the last command of this action.
     most
-        Commands of this action in the life of the run, over all its attempts.
+        Largest number of commands of this action in the life of the run, over all its attempts (processes).
     dry_run
         Only record the command that would have been sent.
 
     Raises
     ------
     ConfigError
-        For an unknown command or argument, a number out of range, or a reset of the reference upon a collapse: it
-        would make the collapsing policy the anchor.
+        For an unknown command or argument, a number out of range, or a reset of the reference upon a collapse: it would
+        make the collapsing policy the reference.
     """
 
     name: str
@@ -176,24 +192,27 @@ class PermittedAction:
 
     @property
     def by(self) -> str:
-        """Name under which its commands are requested."""
+        """Name under which the commands of this action are requested."""
         return f"{REQUESTED_BY}{self.name}"
 
     def concerns(self, alert: Alert) -> bool:
-        """Return whether the action applies to the alert."""
+        """Return whether the action applies to ``alert``, by its kind and severity."""
         return alert.kind in self.kinds and alert.severity.rank >= self.min_severity.rank
 
 
 @dataclass(frozen=True, slots=True)
 class ActionHistory:
-    """Commands of an action to the run so far: their number, and the step of the last one."""
+    """The commands of one action that a run has received: their number, and the step of the last one."""
 
     count: int = 0
     last_step: int | None = None
 
     @classmethod
     def of(cls, action: PermittedAction, commands: Sequence[Command]) -> ActionHistory:
-        """Return the history from the run's ``commands``: those never begun count only for the cool-down."""
+        """Return the history of ``action`` from all ``commands`` of the run.
+
+        Commands whose execution never began count only for the cool-down.
+        """
         own = [command for command in commands if command.requested_by == action.by]
         unspent = (CommandStatus.EXPIRED, CommandStatus.REJECTED, CommandStatus.CANCELLED)
         spent = [c for c in own if c.status not in unspent]
@@ -206,18 +225,21 @@ class ActionHistory:
 
 
 def requested_at_step(command: Command) -> int | None:
-    """Return the step of the alert that caused a command of an action; None for other commands."""
+    """Return the step of the alert that made an action request ``command``; None for a command of a user."""
     _, _, step = command.idempotency_key.rpartition("@")
     return int(step) if step.isdigit() and command.requested_by.startswith(REQUESTED_BY) else None
 
 
 def action_key(action: PermittedAction, alert: Alert) -> str:
-    """Return the idempotency key of action, alert and step, so that a replayed run sends its command once."""
+    """Return the idempotency key of a command by action, alert and step, so that a replayed run sends it only once."""
     return f"{action.name}/{alert.alert_id}@{alert.step}"
 
 
 def action_refusal(action: PermittedAction, alert: Alert, past: ActionHistory) -> str | None:
-    """Return the reason not to take the action upon ``alert``; None if it is allowed."""
+    """Return the reason not to execute ``action`` upon ``alert``; None if it is allowed.
+
+    ``past``: the commands of this action so far.
+    """
     if past.count >= action.most:
         return f"its budget of {action.most} in this run is spent"
     if past.last_step is not None and alert.step < past.last_step + action.cooldown_steps:

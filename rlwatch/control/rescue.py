@@ -1,16 +1,17 @@
-"""A policy that saves a run: probe, restore, decide, remove the cause, go on. Off unless ``[[rescue]]`` permits it.
+"""A policy that saves a failing run: probe, restore, decide, remove the cause, go on.
 
-The course of a rescue is a state machine over the run's boundaries. It is causal and deterministic: what it decides
-depends on what was measured and answered so far, never on time. At each boundary it gives at most one command, which
-goes the way of every command: all ranks vote, no veto is forced, and the event names the policy and its reason.
+It is off unless ``[[rescue]]`` of ``rlwatch.toml`` permits it. A rescue is a state machine over the run's boundaries
+(the points between updates at which commands may be executed). It is causal and deterministic: its decisions depend on
+measurements and results so far, never on time. At each boundary it gives at most one command, which is treated like
+every command: all ranks vote, no veto is forced, and the event names the policy and its reason.
 
 1. An alert fires. Updates are held while batches are sampled with the **current** weights. If their reward is not worse
    than before, it was a false alarm and training goes on; or, where the engine or the entropy is at fault, the cause is
    removed without going back.
 2. The last good snapshot is restored, and batches are sampled with the **restored** weights.
 3. If their reward is back, the fault lies in the optimisation: the cause is removed by the kind of the alert, and
-   updates go on. If it is not, the fault lies outside (reward, verifier, data, engine): updates stay held until the
-   reward is back, and a person is needed.
+   updates go on. If it is not, the fault lies outside (reward, verifier, data, engine): updates remain held until the
+   reward is back, and a user is needed.
    The same applies, without a restore, while a known answer is scored differently (``verifier_changed``): then no
    reward can judge the weights.
 4. After quiet steps the learning rate is raised again. A failure after ``most`` rescues restores and stops.
@@ -36,31 +37,33 @@ from rlwatch.records import JSON, Alert, Command, Finding, JudgedRow, Severity
 from rlwatch.wording import number
 
 RESCUE_EVENT = "rescue"
-"""Kind of the events of a rescue: the ledger of what was done, why, and what was measured before and after."""
+"""Kind of the events that record a rescue: what was done, why, and the measurements before and after."""
 FIRST_UPDATES = "first_updates"
-"""Kind of a failure by a learning rate that was too high from the start."""
+"""Kind of a failure that a learning rate too high from the start causes."""
 NEAR = 0.85
-"""Fraction of the level before that a reward must reach to count as back."""
+"""Fraction of its earlier level that a reward must reach to count as back."""
 REMEMBERED = 64
 HELD = 1_000_000
-"""Batches for which updates are held at most."""
+"""Largest number of batches for which updates are held."""
 MISMATCH_KINDS = frozenset({"mismatch_growth"})
 DRIFT_KINDS = frozenset(name for name, kind in kinds().items() if kind.drifts)
-"""Kinds that, while they are active, show that the engine does not sample from the trainer's weights."""
+"""Kinds of findings that, while active, show that the engine does not sample from the trainer's weights."""
 VERIFIER_KINDS = frozenset({"verifier_changed"})
-"""Kinds that, while critical, mean that the reward cannot judge the weights: the fault lies outside the policy."""
+"""Kinds of findings that, while critical, mean that the reward cannot judge the weights: the fault lies outside the
+policy.
+"""
 EXPLODING_KINDS = frozenset({"entropy_explosion"})
 UNREWARDED = 2
-"""Batches without a reward after which the rescue no longer waits for one."""
+"""Number of batches without a reward after which the rescue no longer waits for one."""
 MANY_NATS = 1.25
-"""Entropy over its start from which a fall of the reward is taken for an explosion of the entropy."""
+"""Ratio of the entropy to its start from which on a fall of the reward is attributed to an explosion of the entropy."""
 RAISE = 3.0
 """Factor by which the learning rate is raised after quiet steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RescuePolicy:
-    """Permission to save a run, as ``[[rescue]]`` of the owner's ``rlwatch.toml`` gives it.
+    """Permission to save a failing run, as ``[[rescue]]`` of the owner's ``rlwatch.toml`` gives it.
 
     Parameters
     ----------
@@ -69,18 +72,18 @@ class RescuePolicy:
     kinds
         Kinds of critical alerts that begin a rescue; by default those that mean a collapse.
     probe
-        Batches that are sampled to judge weights, an integer >= 1.
+        Number of batches that are sampled to judge weights, an integer >= 1.
     scale
         Fraction of the learning rate after a fall of the reward, in (0, 1].
     mild_scale
-        The same after a mismatch, or an entropy that exploded, in (0, 1].
+        Fraction of the learning rate after a mismatch, or an entropy that exploded, in (0, 1].
     cooldown_steps
-        Steps after a rescue in which no other begins, an integer >= 0.
+        Number of steps after a rescue in which no other begins, an integer >= 0.
     quiet_steps
-        Quiet steps after which the learning rate is raised again, an integer >= 1.
+        Number of quiet steps after which the learning rate is raised again, an integer >= 1.
     most
-        Rescues in the life of the process, without false alarms and faults outside; a failure after them restores and
-        stops. An integer >= 1.
+        Largest number of rescues in the life of the process, without false alarms and faults outside; a failure after
+        them restores and stops. An integer >= 1.
     dry_run
         Only record what would have been done.
 
@@ -116,16 +119,18 @@ class RescuePolicy:
 
     @property
     def by(self) -> str:
-        """Name under which its commands are requested."""
+        """Name under which the commands of this policy are requested."""
         return f"{REQUESTED_BY}{self.name}"
 
     def alarm(self, health: RunHealth) -> Alert | None:
-        """Return the first critical alert that fires and is of one of its kinds."""
+        """Return the first firing alert that is critical and of one of the kinds that begin a rescue;
+        None without any.
+        """
         return next((a for a in health.alerts if a.severity is Severity.CRITICAL and a.kind in self.kinds), None)
 
 
 class Stage(StrEnum):
-    """Stages of a rescue."""
+    """Stages of a rescue, from watching to its end."""
 
     WATCHING = "watching"
     PROBING = "probing the current weights"
@@ -137,7 +142,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A command of the policy, and its reason."""
+    """A command that the rescue policy wants to send, its arguments, and its reason."""
 
     do: str
     args: Mapping[str, JSON]
@@ -146,7 +151,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An entry of the ledger."""
+    """An entry in the record of a rescue: the step, the stage, a reason, and the measurements behind it."""
 
     step: int
     stage: Stage
@@ -155,14 +160,15 @@ class Note:
 
 
 class RescueCourse:
-    """Decides, boundary by boundary, for one run. Use it on rank 0.
+    """The course of rescues of one run: decides at each boundary between updates whether to send a command. Used on
+    rank 0.
 
     Parameters
     ----------
     policy
-        The permission.
+        The permission and its limits.
     last_good
-        Step of the newest snapshot that is known to be good; None if there is none.
+        Returns the step of the newest snapshot that is known to be good; None if there is none.
     """
 
     def __init__(self, policy: RescuePolicy, last_good: Callable[[], int | None]) -> None:
@@ -194,11 +200,14 @@ class RescueCourse:
 
     @property
     def measures(self) -> bool:
-        """True while the reward of each batch is wanted."""
+        """True while the reward of each sampled batch is needed."""
         return self.stage in (Stage.PROBING, Stage.RESTORED, Stage.OUTSIDE)
 
     def next(self, step: int, health: RunHealth, reward: float | None) -> Command | None:
-        """Return what to do at the boundary after ``step``, if anything. ``reward``: of the batch sampled last."""
+        """Return the command to execute at the boundary after ``step``, or None.
+
+        ``health``: present findings and alerts. ``reward``: mean reward of the batch sampled last; None: not known.
+        """
         if step == self._step:
             return None
         self._step = step
@@ -212,7 +221,9 @@ class RescueCourse:
         return Command(uuid.uuid4().hex[:16], "", move.do, move.args, requested_by=self.policy.by, why=move.why)
 
     def answered(self, command: Command, refusal: str | None) -> None:
-        """Take the result of the command that :meth:`next` returned: None, or the reason that it was refused."""
+        """Take the result of the command that :meth:`next` returned: None if it was executed, else the reason for the
+        refusal.
+        """
         if refusal is None:
             return
         self._note(self._step or 0, f"{command.kind} was refused: {refusal}")
@@ -243,7 +254,7 @@ class RescueCourse:
 
     @property
     def _probed(self) -> bool:
-        """True once enough rewards of the weights came, or no more are expected."""
+        """True once enough rewards of the weights were measured, or no more are expected."""
         return len(self._probes) >= self.policy.probe or self._sampled >= self.policy.probe + UNREWARDED
 
     def _watched(self, step: int, health: RunHealth) -> Move | None:
