@@ -1,1 +1,1 @@
-"""Channels to the outside: one file each, none of them lets a secret out."""
+"""Notification channels: one module for each kind, none of which reveals a secret such as an address or a token."""

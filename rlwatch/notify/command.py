@@ -1,4 +1,4 @@
-"""Alerts given to a program of the user's: the message as JSON on its standard input."""
+"""A notification channel that runs a user's program: the message is JSON on its standard input."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
 
 
 class CommandNotifier:
-    """Runs a program once per message. No shell: nothing of a message is ever a command.
+    """Notification channel that runs a program once for each message, without a shell, so that no text becomes a
+    command.
 
-    It gets the payload on standard input (one line of JSON, with ``message_id``), and in its environment
-    ``RLWATCH_DELIVERY`` (the message id, the same at every try) and ``RLWATCH_EVENT``. Exit code 0 means
-    delivered; any other is tried again. What it prints is not kept.
+    The program receives the payload on standard input (one line of JSON, with ``message_id``). Its environment has
+    ``RLWATCH_DELIVERY`` (the message id, the same at every try) and ``RLWATCH_EVENT``. Exit code 0 means delivered; any
+    other is tried again. Its output is not kept.
 
     Parameters
     ----------
     argv
         The program and its arguments.
     name
-        The channel.
+        Name of the channel.
     pass_env
-        Names of environment variables it may see.
+        Names of further environment variables that the program receives.
     total_s
-        After so many seconds it is killed, with what it started.
+        Seconds after which the program and its children are killed.
 
     Raises
     ------
@@ -59,7 +60,7 @@ class CommandNotifier:
         return f"CommandNotifier(name={self.name!r}, program={Path(self._argv[0]).name!r})"
 
     def deliver(self, message: OutboxMessage) -> Delivery:
-        """Run it once."""
+        """Run the program once with the message and return the outcome."""
         event = str(message.payload.get("event") or "").replace("\0", "")
         body = encode({**message.payload, "message_id": message.message_id}) + b"\n"
         try:
@@ -93,7 +94,7 @@ def _judged(code: int) -> Delivery:
 
 
 def _kill(program: subprocess.Popen[bytes]) -> None:
-    """With everything it started."""
+    """Kill the program with everything it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(program.pid, signal.SIGKILL)
     with suppress(OSError, ValueError):

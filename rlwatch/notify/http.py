@@ -1,4 +1,4 @@
-"""One HTTP request, within limits on the whole of it, that leaves no trace of its address."""
+"""A single HTTP request with a limit on its whole duration, whose address appears in no log or error."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class TransportError(Exception):
-    """The request got no whole answer. Its text holds no part of the address."""
+    """The HTTP request got no complete answer. The text holds no part of the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer; names of ``headers`` are lower-case, ``body`` is limited to the requested size."""
+    """An HTTP answer; names of ``headers`` are lower-case, ``body`` is limited to the requested size."""
 
     status: int
     headers: Mapping[str, str]
@@ -41,16 +41,15 @@ class Reply:
 
 
 class Courier:
-    """Sends requests for one notifier.
+    """Sends the HTTP requests of one notification channel.
 
     Parameters
     ----------
     name
-        The channel.
+        Name of the channel.
     connect_s, read_s, total_s
-        Time limits in seconds: to connect, between two bytes, and for the whole exchange (at most ``read_s``
-        more where the receiver first drips and then hangs). Looking up the host's name is the system's
-        business and not covered.
+        Time limits in seconds: to connect, between two bytes, and for the whole exchange (at most ``read_s`` more where
+        the receiver first sends slowly and then hangs). They do not cover the lookup of the host's name by the system.
 
     Raises
     ------
@@ -79,9 +78,18 @@ class Courier:
         verify: bool = True,
         keep: int = 0,
     ) -> Reply:
-        """The answer with the first ``keep`` bytes of its body. Redirects are answers, they are not followed.
+        """Send one HTTP request and return the answer. Redirects are returned, not followed.
 
-        Raises ``TransportError`` for whatever the network does.
+        Raises ``TransportError`` for any failure of the network.
+
+        Parameters
+        ----------
+        url, content, headers, method
+            Address, body, headers and method of the request.
+        verify
+            Whether the certificate of an https address is verified.
+        keep
+            Number of bytes of the answer's body to read.
         """
         client = self._client(url, verify=verify)
         watchdog = _Watchdog(self._total_s, client.close)
@@ -98,7 +106,7 @@ class Courier:
             raise TransportError(late if watchdog.barked else Redactor(urls=[url]).error(error)) from None
 
     def _client(self, url: str, *, verify: bool) -> httpx.Client:
-        """A client for one request. Proxies of the environment apply, except to this machine itself."""
+        """Return a client for one request. Proxies of the environment apply, except to this machine itself."""
         parts = urlsplit(url)
         client: httpx.Client = self._httpx.Client(
             timeout=self._timeout,
@@ -109,15 +117,18 @@ class Courier:
         return client
 
     def _trusted(self) -> ssl.SSLContext:
-        """The authorities to trust: read once, it takes longer than a request on this machine."""
+        """Return the trusted certificate authorities, read only once: that takes longer than a request
+        on this machine.
+        """
         if self._context is None:
             self._context = self._httpx.create_ssl_context()
         return self._context
 
 
 class _Watchdog:
-    """Calls ``close`` after ``limit_s``: httpx limits each read but not their sum, so a receiver that drips
-    could hold us for ever.
+    """Calls ``close`` after ``limit_s`` seconds.
+
+    httpx limits each read but not their sum, so a receiver that sends slowly could keep the thread for ever.
     """
 
     def __init__(self, limit_s: float, close: Callable[[], None]) -> None:
@@ -169,7 +180,7 @@ QUIET_LOGGERS = (
 
 
 class _OurDeliveries(logging.Filter):
-    """Drops what these libraries log about our own deliveries, and nothing else."""
+    """Log filter that drops records of these libraries about rlwatch's own deliveries, and nothing else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +195,7 @@ _our_deliveries = _OurDeliveries()
 
 @contextmanager
 def quiet_http_logs() -> Iterator[None]:
-    """Within it this thread's requests leave no line in the libraries' logs. May be nested."""
+    """Return a context in which requests of this thread leave no line in the logs of HTTP libraries. May be nested."""
     for name in QUIET_LOGGERS:
         logging.getLogger(name).addFilter(_our_deliveries)  # a filter is only added once
     before = getattr(_our_deliveries.now, "delivering", False)
@@ -199,9 +210,10 @@ P = ParamSpec("P")
 
 
 def raised_quietly(send: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
-    """Exception that ``send(*args, **kwargs)``, of apprise or wandb, raised, or None; their logs are quiet meanwhile.
+    """Call ``send(*args, **kwargs)`` of apprise or wandb without lines in their logs; return the exception it raised,
+    or None.
 
-    No more than the error's type (and a server's number) may be shown: its text could hold an address.
+    Only the type of the exception (and a server's number) may be shown: its text could hold an address.
     """
     with quiet_http_logs():
         return raised_by(send, *args, **kwargs)
@@ -210,13 +222,20 @@ def raised_quietly(send: Callable[P, object], *args: P.args, **kwargs: P.kwargs)
 # What an HTTP answer means for a delivery.
 
 RETRYABLE = frozenset({408, 425, 429})
-"""Status codes below 500 after which a retry is useful."""
+"""HTTP status codes below 500 after which a retry is useful."""
 
 
 def judge_status(status: int, headers: Mapping[str, str], now: float) -> Delivery:
-    """Return a delivery: 2xx is delivered; 408, 425, 429 and 5xx may be retried; all else is final.
+    """Return the outcome of a delivery by the HTTP status: 2xx is delivered; 408, 425, 429 and 5xx may be retried.
 
-    A redirect is not followed: the alert would go to an address that was not configured.
+    All else is final. A redirect is not followed: the alert would go to an address that was not configured.
+
+    Parameters
+    ----------
+    status, headers
+        Of the answer; names of headers in lower case.
+    now
+        Unix seconds, for a ``Retry-After`` that is a date.
     """
     if 200 <= status < 300:
         return Delivery(ok=True, reason=f"HTTP {status}")
@@ -235,7 +254,9 @@ def judge_status(status: int, headers: Mapping[str, str], now: float) -> Deliver
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Seconds to stay away, from ``Retry-After`` as seconds or as an HTTP date (RFC 9110, 10.2.3).
+    """Return the seconds to wait, from the header ``Retry-After`` as seconds or as an HTTP date; None if it is invalid.
+
+    See RFC 9110, 10.2.3. ``now``: Unix seconds.
 
     >>> retry_after("120", now=0.0), retry_after("soon", now=0.0)
     (120.0, None)
@@ -252,7 +273,7 @@ def retry_after(value: str, now: float) -> float | None:
 
 
 def _standard_phrase(status: int) -> str:
-    """The standard words only: the receiver's own could hold anything."""
+    """Return the standard text of a status: the receiver's own text could hold anything."""
     try:
         return f" {HTTPStatus(status).phrase}"
     except ValueError:

@@ -1,4 +1,4 @@
-"""Alerts by e-mail, through apprise."""
+"""A notification channel that sends alerts by e-mail, through apprise."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _now = threading.local()
 
 
 class EmailNotifier:
-    """Sends one e-mail per message, to all receivers of the address.
+    """Notification channel that sends one e-mail for each message, to all receivers of the address.
 
-    The headers ``X-RLWatch-Delivery`` and ``Message-ID`` are the same at every try: most mail programs show
-    one mail for both. Plain text only, and no random number of the process is drawn for it.
+    The headers ``X-RLWatch-Delivery`` and ``Message-ID`` are the same at every try: most mail programs show two such
+    mails as one. It sends plain text only, and draws no random number of the process.
 
     Parameters
     ----------
     url
-        In apprise's way of writing. Treated as a secret: nothing of it is ever shown.
+        Address in apprise's notation. Treated as a secret: no part of it is ever shown.
     name
-        The channel.
+        Name of the channel.
     total_s
-        Limit in seconds on the whole, also on the server's every answer.
+        Limit in seconds on the whole delivery, also on each answer of the server.
 
     Raises
     ------
@@ -71,7 +71,10 @@ class EmailNotifier:
         return f"EmailNotifier(name={self.name!r})"
 
     def deliver(self, message: OutboxMessage) -> Delivery:
-        """Send once. A server that holds us beyond the limit is left to a thread of its own."""
+        """Send the message once by e-mail and return the outcome.
+
+        A server that does not answer within the limit is left to a thread of its own.
+        """
         if self.busy:
             return Delivery(ok=False, reason="the server still holds the try before")
         outcome: list[Delivery] = []
@@ -140,7 +143,7 @@ def _report_smtp_errors(base: Any) -> None:
 
 
 def _our_id(usual: Callable[..., str]) -> Callable[..., str]:
-    """The usual ids are drawn from ``random``, which is the trainer's."""
+    """Return a maker of message ids: the usual ids are drawn from ``random``, which belongs to the trainer."""
 
     def made(*args: Any, **kwargs: Any) -> str:
         delivering = getattr(_now, "heard", None) is not None

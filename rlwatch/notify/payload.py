@@ -1,4 +1,4 @@
-"""Write a message's payload: as JSON any receiver can parse, and as text for people."""
+"""Formatting of a message's payload: as JSON that any receiver can parse, and as text for people."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlwatch.records import JSON
 
 
 def json_safe(value: Any) -> JSON:
-    """``value`` with only what strict JSON knows.
+    """Return ``value`` converted to values of strict JSON.
 
-    ``nan``, ``inf``, ``-inf`` become ``"NaN"``, ``"Infinity"``, ``"-Infinity"``; numpy scalars and arrays
-    become numbers and lists; what JSON has no word for becomes its text.
+    ``nan``, ``inf``, ``-inf`` become ``"NaN"``, ``"Infinity"``, ``"-Infinity"``; numpy scalars and arrays become
+    numbers and lists; anything that JSON cannot express becomes its text.
 
     >>> json_safe({"kl": float("nan"), "range": (0, float("-inf"))})
     {'kl': 'NaN', 'range': [0, '-Infinity']}
@@ -37,7 +37,7 @@ def json_safe(value: Any) -> JSON:
 
 
 def encode(payload: Mapping[str, JSON]) -> bytes:
-    """The payload as UTF-8 JSON; equal payloads give equal bytes, so that signatures can be compared."""
+    """Encode a message's payload as UTF-8 JSON; equal payloads give equal bytes, so that signatures can be compared."""
     text = json.dumps(json_safe(payload), allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return text.encode("utf-8", errors="replace")
 
@@ -59,7 +59,7 @@ SCHEMA_FILE = "alert.schema.json"
 
 
 def alert_schema() -> dict[str, JSON]:
-    """The schema that every body of a webhook keeps.
+    """Return the JSON schema of the body of every webhook message.
 
     >>> alert_schema()["properties"]["schema_version"]["const"]
     1
@@ -75,20 +75,21 @@ def alert_schema() -> dict[str, JSON]:
 # length limit.
 
 BREAK = "\u200b"
-"""A zero-width space: no service takes what it parts for a mention, a tag or a link."""
+"""A zero-width space: services do not treat text that it separates as a mention, a tag or a link."""
 
 _COMMANDS = re.compile(r"@(?=\w)|<(?=[@!#/a-zA-Z])|\](?=\()|(?<=:)//(?=\S)|\*(?=\*)|~(?=~)|\|(?=\|)|`")
 MOST_NUMBERS = 6
 MOST_ADVICE = 2
 LONGEST_PART = 300
-"""Characters of one part."""
+"""Largest number of characters of one part of a message."""
 
 
 def chat_text(payload: Mapping[str, JSON], message_id: str, limit: int = 4000) -> str:
-    """The message in at most ``limit`` bytes of UTF-8.
+    """Return the text of a message for a chat channel, in at most ``limit`` bytes of UTF-8.
 
-    First what and where; then since when, the evidence, the cause, what to do; last the dashboard and the
-    message's id, which is the same when it comes twice. Those two and the first line come whole, if anything.
+    First the kind of alert and the run; then its beginning, the evidence, the cause and the actions; last the dashboard
+    and the message's id, which is the same when a message comes twice. If space is short, the first line and these two
+    remain.
     """
     head, end = headline(payload), list(_end(payload, message_id))
     lines = [shortened(head, max(limit - _size(end) - 1, limit // 3))]
@@ -99,7 +100,7 @@ def chat_text(payload: Mapping[str, JSON], message_id: str, limit: int = 4000) -
 
 
 def headline(payload: Mapping[str, JSON]) -> str:
-    """One line: how bad, what, which run, which step."""
+    """Return one line about a message: severity, kind of alert, run, and step."""
     alert, event = _table(payload, "alert"), str(payload.get("event") or "alert")
     kind = defused(alert.get("kind") or payload.get("text") or "")
     step = f" at step {defused(alert['step'])}" if alert.get("step") is not None else ""
@@ -108,7 +109,7 @@ def headline(payload: Mapping[str, JSON]) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """``text`` in at most ``limit`` bytes of UTF-8, the cut shown.
+    """Return ``text`` in at most ``limit`` bytes of UTF-8, with an ellipsis where it is cut.
 
     >>> shortened("entropy collapses", 10)
     'entropy…'
@@ -120,7 +121,9 @@ def shortened(text: str, limit: int) -> str:
 
 
 def defused(value: JSON, longest: int = LONGEST_PART) -> str:
-    """``value`` as one plain line without commands.
+    """Return ``value`` as one line of plain text that no chat service treats as a mention, link or formatting.
+
+    ``longest``: largest number of characters.
 
     >>> defused("ask @everyone").replace(BREAK, "|")
     'ask @|everyone'
@@ -137,7 +140,7 @@ def _of(payload: Mapping[str, JSON]) -> str:
 
 
 def _body(payload: Mapping[str, JSON]) -> Iterator[str]:
-    """The lines between the first and the last, in order of reading and of importance."""
+    """Yield the lines between the first and the last, in order of reading and of importance."""
     alert = _table(payload, "alert")
     if alert.get("message"):
         yield defused(alert["message"])
@@ -184,7 +187,7 @@ def _number(value: JSON) -> str:
 
 
 def _cause(payload: Mapping[str, JSON]) -> Iterator[str]:
-    """Its meaning, what most likely set it off, and what fires since before."""
+    """Yield lines on the meaning of the alert, its likeliest cause, and alerts that fired before it."""
     advice = _table(payload, "advice")
     meaning = [defused(advice[key]) for key in ("title", "meaning") if advice.get(key)]
     if meaning:

@@ -1,4 +1,4 @@
-"""The kinds of notifier there are, by the word that names them in ``rlwatch.toml``."""
+"""The kinds of notification channels, by the name that ``rlwatch.toml`` uses for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DOOR = "rlwatch.notifiers"
 
 
 def build_notifier(kind: str, name: str, options: Mapping[str, JSON] | None = None) -> Notifier:
-    """A notifier of this kind as channel ``name``.
+    """Create a notification channel of the given ``kind``, called ``name``, with its settings ``options``.
 
     Raises
     ------
@@ -62,12 +62,12 @@ def build_notifier(kind: str, name: str, options: Mapping[str, JSON] | None = No
 
 
 def notifier_kinds() -> frozenset[str]:
-    """Kinds that there are, those of plugins too."""
+    """Return the names of all kinds of notification channels, with those of plugins."""
     return frozenset((*HOMES, *usable(DOOR, HOMES)))
 
 
 def _refused(name: str, kind: str, error: Exception) -> Notifier:
-    """Raises ``ConfigError``; of what the plugin raised its type alone, since the text may hold a setting."""
+    """Raise ``ConfigError`` with only the type of the plugin's exception, because its text may hold a setting."""
     raise ConfigError(f"notifier {name!r}: the plugin's kind {kind!r} refuses its settings ({type(error).__name__})")
 
 
@@ -82,12 +82,14 @@ LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.
 
 
 class ConsoleNotifier:
-    """Writes one line to the logger ``rlwatch``: what ends, and info, as INFO; critical as ERROR.
+    """Notification channel that writes one line to the logger ``rlwatch``.
+
+    Messages about an alert that ended, and info, are INFO; critical ones are ERROR; others WARNING.
 
     Parameters
     ----------
     name
-        The channel.
+        Name of the channel.
     """
 
     def __init__(self, *, name: str = "console") -> None:
@@ -98,7 +100,7 @@ class ConsoleNotifier:
         return f"ConsoleNotifier(name={self.name!r})"
 
     def deliver(self, message: OutboxMessage) -> Delivery:
-        """Log it."""
+        """Log the text of the message as one line; the outcome is always success."""
         payload = message.payload
         alert = payload.get("alert") or {}
         resolved = payload.get("event") == "resolved"

@@ -1,7 +1,8 @@
-"""apprise composes requests and would send them with ``requests``; here they are sent by our own HTTP code.
+"""Notification channels of chat services and pagers: apprise composes each request, and rlwatch's own HTTP code sends
+it.
 
-So a delivery is one request, within our limits, without redirects, and its answer is known: apprise itself returns only
-success or failure. Other threads' use of ``requests`` is unchanged.
+apprise would send with ``requests``. This way a delivery is one request, within our limits, without redirects, and its
+answer is known: apprise itself returns only success or failure. Other threads' use of ``requests`` is unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["SERVICES", "Service", "ServiceNotifier", "TransportError"]
 
 
 MOST_ANSWER_BYTES = 65_536
-"""Bytes of an answer that are read."""
+"""Number of bytes of an answer that are read."""
 
 _DROPPED = frozenset({"content-length", "connection", "accept-encoding", "transfer-encoding", "host"})
 
@@ -41,12 +42,16 @@ _teaching = threading.Lock()
 
 
 class Outlet:
-    """The way out for the request of one delivery; an adapter in the words of ``requests``.
+    """Adapter for ``requests`` that sends the single request of one delivery with rlwatch's own HTTP code.
 
     Parameters
     ----------
+    requests
+        The module ``requests``.
+    courier
+        Sends the request.
     message_id
-        Sent along as ``X-RLWatch-Delivery``.
+        Sent along as the header ``X-RLWatch-Delivery``.
     """
 
     def __init__(self, requests: ModuleType, courier: Courier, message_id: str) -> None:
@@ -57,7 +62,7 @@ class Outlet:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Within it this thread's ``requests`` leave here."""
+        """Return a context in which requests of this thread by ``requests`` are sent through this adapter."""
         _teach(self._requests)
         _current.outlet = self
         try:
@@ -66,7 +71,10 @@ class Outlet:
             _current.outlet = None
 
     def send(self, request: Any, *, verify: object = True, **_: object) -> Any:
-        """The answer to the first request of this delivery; a second one is refused."""
+        """Send the first request of this delivery and return the answer; refuse a second request.
+
+        Raises ``requests.ConnectionError`` where there is no answer, and for a second request.
+        """
         if self.reply is not None or self.trouble:
             raise self._requests.ConnectionError("one request is all there is for one delivery")
         try:
@@ -77,7 +85,7 @@ class Outlet:
         return self._response(request, self.reply)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection is kept open."""
 
     def _exchange(self, request: Any, *, verify: bool) -> Reply:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _DROPPED}
@@ -118,13 +126,16 @@ def _teach(requests: ModuleType) -> None:
 # anything.
 
 Reading = Callable[[Reply, float], Delivery]
-"""``reading(reply, now)``."""
+"""``reading(reply, now)``: the outcome of a delivery by the answer of the service."""
 
 _ERROR_WORD = re.compile(r"[a-z]+(_[a-z]+){0,5}")
 
 
 def by_status(reply: Reply, now: float) -> Delivery:
-    """Judge by the status, and by the delay that some services (Discord, Telegram) state only in the body."""
+    """Return the outcome of a delivery by the HTTP status of the answer.
+
+    Some services (Discord, Telegram) state only in the body how long to wait. ``now``: Unix seconds.
+    """
     delivery = judge_status(reply.status, reply.headers, now)
     if delivery.ok or delivery.retry_after_s is not None:
         return delivery
@@ -135,7 +146,10 @@ def by_status(reply: Reply, now: float) -> Delivery:
 
 
 def by_code(*keys: str, later: frozenset[int]) -> Reading:
-    """Return a reader of a number in the body that is 0 on success; ``later``: numbers that allow a retry."""
+    """Return a function that determines the outcome of a delivery by a number in the body of the answer, 0 on success.
+
+    ``keys``: names under which the body may have the number. ``later``: numbers that allow a retry.
+    """
 
     def reading(reply: Reply, now: float) -> Delivery:
         delivery = by_status(reply, now)
@@ -154,7 +168,10 @@ def by_code(*keys: str, later: frozenset[int]) -> Reading:
 
 
 def by_ok(reply: Reply, now: float) -> Delivery:
-    """By the body: the text ``ok``, or an object whose ``ok`` is true (Slack, Telegram)."""
+    """Return the outcome of a delivery by the body of the answer: the text ``ok``, or an object with ``"ok": true``.
+
+    For Slack and Telegram. ``now``: Unix seconds.
+    """
     delivery = by_status(reply, now)
     if not delivery.ok or reply.body.strip() == b"ok":
         return delivery
@@ -183,22 +200,36 @@ def _json_object(reply: Reply) -> Mapping[str, JSON]:
 
 
 def _is_time(value: JSON) -> TypeGuard[float]:
-    """True if ``value`` is a length of time in seconds; JSON knows integers that no float holds."""
+    """Return whether ``value`` is a length of time in seconds; JSON has integers that no float holds."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
-"""Severity -> what apprise calls it."""
+"""Severity -> apprise's name for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One service.
+    """Description of one chat service or pager.
 
-    ``schemes``: how its address begins in apprise's way of writing. ``native``: the address as the service
-    itself gives it, where apprise does not know it, and what to make of it. ``limit``: bytes of a message.
-    ``receivers(plugin)``: how many an address names; one, so that a message has one outcome.
-    ``prepare(plugin, message)``: the last word before it is sent.
+    Parameters
+    ----------
+    kind
+        Name in ``rlwatch.toml``.
+    schemes
+        Beginnings of its addresses in apprise's notation.
+    reading
+        Determines the outcome of a delivery by the answer.
+    limit
+        Largest length of a message, bytes.
+    example
+        Example of an address, for error messages.
+    native
+        Pattern of an address as the service itself gives it, and its translation, where apprise does not know the form.
+    receivers
+        Returns the number of receivers in an address; only one is allowed, so that a message has one outcome.
+    prepare
+        Called with the plugin and the message before it is sent.
     """
 
     kind: str
@@ -212,19 +243,21 @@ class Service:
 
 
 class ServiceNotifier:
-    """Delivers to one address of one service.
+    """Notification channel that delivers to one address of one chat service or pager.
 
     Parameters
     ----------
     url
-        In apprise's way of writing (``slack://...``) or as the service gives it (``https://hooks.slack.com/...``).
-        Treated as a secret: nothing of it is ever shown.
+        Address in apprise's notation (``slack://...``) or as the service gives it (``https://hooks.slack.com/...``).
+        Treated as a secret: no part of it is ever shown.
     service
-        Which service.
+        The service.
     name
-        The channel.
+        Name of the channel.
     connect_s, read_s, total_s
         As for :class:`rlwatch.notify.http.Courier`.
+    clock
+        Clock; None: the machine's.
 
     Raises
     ------
@@ -257,7 +290,7 @@ class ServiceNotifier:
         return f"ServiceNotifier(name={self.name!r}, kind={self._service.kind!r})"
 
     def deliver(self, message: OutboxMessage) -> Delivery:
-        """Send once."""
+        """Send the message once to the service and return the outcome."""
         outlet = Outlet(self._requests, self.courier, message.message_id)
         error = raised_quietly(self._send, message, outlet)
         if error is not None and outlet.reply is None and not outlet.trouble:
@@ -270,7 +303,7 @@ class ServiceNotifier:
             compose(self.plugin, message, self._service.limit)
 
     def _outcome(self, outlet: Outlet) -> Delivery:
-        """Judge by what came over the wire, not by what apprise makes of it."""
+        """Return the outcome by the answer that was received, not by apprise's result."""
         if outlet.reply is None:
             reason = self._redactor.text(outlet.trouble)
             return Delivery(ok=False, reason=reason or "apprise sent nothing", retryable=bool(reason))
@@ -278,7 +311,10 @@ class ServiceNotifier:
 
 
 def compose(plugin: Any, message: OutboxMessage, limit: int, title: str = "") -> None:
-    """Let apprise send the text of ``message`` through ``plugin``."""
+    """Let apprise send the text of ``message`` through ``plugin``, in at most ``limit`` bytes.
+
+    ``title``: title of the message, where the service has one.
+    """
     payload = message.payload
     alert = payload.get("alert") or {}
     kind = "success" if payload.get("event") == "resolved" else TYPES.get(str(alert.get("severity")), "warning")
@@ -287,7 +323,10 @@ def compose(plugin: Any, message: OutboxMessage, limit: int, title: str = "") ->
 
 
 def plugin_for(service: Service, name: str, url: str) -> Any:
-    """Apprise's plugin for the address. Raises ``ConfigError``, without showing it."""
+    """Return apprise's plugin for the address ``url`` of a service, with one receiver.
+
+    ``name``: name of the channel, for messages. Raises ``ConfigError``, which does not show the address.
+    """
     apprise = imported("apprise")
     if isinstance(url, str) and service.native:
         pattern, address = service.native
@@ -311,13 +350,15 @@ def plugin_for(service: Service, name: str, url: str) -> Any:
 
 
 def parts(url: str) -> list[str]:
-    """Whatever of an address may be a secret: all of it but what comes before ``://``."""
+    """Return the parts of an address that may be secret: all after ``://``, of at least 4 characters, encoded and
+    decoded.
+    """
     pieces = re.split(r"[/:@?&=#,]+", url.partition("://")[2])
     return [form for piece in pieces if len(piece) >= 4 for form in {piece, unquote(piece)}]
 
 
 def imported(module: str) -> ModuleType:
-    """apprise, or ``requests``, which it brings."""
+    """Import the module ``module`` (apprise, or ``requests``, on which it depends). Raises ``MissingExtraError``."""
     try:
         return import_module(module)
     except ImportError:
@@ -329,7 +370,7 @@ def _several(schemes: Any) -> tuple[str, ...]:
 
 
 def _incident(plugin: Any, message: OutboxMessage) -> None:
-    """PagerDuty keeps one incident per key: a repeat adds to it, the end of the last alert closes it."""
+    """Set PagerDuty's key of the incident: a repeat adds to the incident, the end of the last alert closes it."""
     payload = message.payload
     group = payload.get("group") or {}
     over = payload.get("event") == "resolved" and not group.get("firing")

@@ -1,4 +1,6 @@
-"""Alerts on the wandb run that is live in this process: wandb mails them or takes them to Slack."""
+"""A notification channel that raises alerts on the wandb run of this process; wandb mails them or
+posts them to Slack.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from rlwatch.records import OutboxMessage
 LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 LIMIT = 3000
 TITLE = 60
-"""wandb takes fewer than 64 characters."""
+"""Largest length of a title: wandb accepts fewer than 64 characters."""
 AT_ONCE_S = 0.001
-"""wandb drops an alert of the same title for a minute by default, and ignores a wait of 0."""
+"""Seconds between two alerts of one title: wandb drops repeats for a minute by default, and ignores a wait of 0."""
 
 
 class WandbNotifier:
-    """Pass messages to ``wandb.run.alert``, which sends them from wandb's own process.
+    """Notification channel that passes messages to ``wandb.run.alert``, which sends them from wandb's own process.
 
-    A message is delivered once wandb took it. Without a live wandb run (as in ``rlwatch watch``) messages are left to
-    the process that has one; imports nothing itself.
+    A message is delivered once wandb accepted it. Without a live wandb run (as in ``rlwatch watch``) messages are left
+    to the process that has one. This class never imports wandb itself.
 
     Parameters
     ----------
     name
-        The channel.
+        Name of the channel.
     """
 
     def __init__(self, *, name: str = "wandb") -> None:
@@ -37,11 +39,11 @@ class WandbNotifier:
         return f"WandbNotifier(name={self.name!r})"
 
     def present(self) -> bool:
-        """True if messages can be delivered from here at all."""
+        """Return whether this process has a live wandb run, so that messages can be sent from here."""
         return _live_run() is not None
 
     def deliver(self, message: OutboxMessage) -> Delivery:
-        """Raise the alert on the live run."""
+        """Raise the message as an alert on the live wandb run and return the outcome."""
         run = _live_run()
         if run is None:
             return Delivery(ok=False, reason="no wandb run is live in this process")
@@ -62,5 +64,5 @@ def _alert(run: Any, message: OutboxMessage) -> None:
 
 
 def _live_run() -> Any:
-    """The run of this process; None where the trainer has none."""
+    """Return the wandb run of this process; None where the trainer has none."""
     return getattr(sys.modules.get("wandb"), "run", None)

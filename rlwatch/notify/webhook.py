@@ -1,4 +1,4 @@
-"""Signed JSON over HTTP POST, to one address.
+"""A notification channel that sends signed JSON over HTTP POST to one address.
 
 Headers of a delivery::
 
@@ -31,19 +31,21 @@ __all__ = ["LOOPBACK", "WebhookNotifier", "verify_signature"]
 
 
 class WebhookNotifier:
-    """Delivers to one address.
+    """Notification channel that sends each message as signed JSON over HTTP POST to one address.
 
     Parameters
     ----------
     url
         ``https://...`` or ``http://...``. Treated as a secret: only scheme and host are ever shown.
     secret
-        Signs the deliveries; without one they are not signed.
+        Key that signs the deliveries; without one they are not signed.
     name
-        The channel.
+        Name of the channel.
     connect_s, read_s, total_s
-        Time limits in seconds: to connect, between two bytes, and for the whole delivery (at most ``read_s``
-        more where the receiver first drips and then hangs).
+        Time limits in seconds: to connect, between two bytes, and for the whole delivery (at most ``read_s`` more where
+        the receiver first sends slowly and then hangs).
+    clock
+        Clock; None: the machine's.
 
     Raises
     ------
@@ -74,9 +76,10 @@ class WebhookNotifier:
         return f"WebhookNotifier(name={self.name!r}, url={redact_url(self._url)!r}, signed={bool(self._secret)})"
 
     def deliver(self, message: OutboxMessage) -> Delivery:
-        """POST once. What the network does comes back as a ``Delivery``, never as an exception.
+        """Send the message once with HTTP POST and return the outcome. Failures of the network are returned, never
+        raised.
 
-        Looking up the host's name is the system's business and not covered by the time limits.
+        The time limits do not cover the lookup of the host's name by the system.
         """
         body = encode({**message.payload, "message_id": message.message_id})
         try:
@@ -124,11 +127,15 @@ def _checked_url(name: str, url: str) -> str:
 
 SCHEME = "sha256="
 TOLERANCE_S = 300.0
-"""How far a delivery's time stamp may be from the receiver's clock."""
+"""Largest difference, in seconds, between a delivery's time stamp and the receiver's clock."""
 
 
 def sign(secret: str, timestamp: str | int, body: bytes) -> str:
-    """The value of ``X-RLWatch-Signature``."""
+    """Return the value of the header ``X-RLWatch-Signature`` for a webhook message.
+
+    It is ``sha256=`` and the HMAC-SHA256, under ``secret``, of the value of ``X-RLWatch-Timestamp``, a full stop, and
+    the body.
+    """
     signed = f"{timestamp}.".encode() + body
     return SCHEME + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
 
@@ -142,10 +149,23 @@ def verify_signature(
     now: float,
     tolerance_s: float = TOLERANCE_S,
 ) -> bool:
-    """True if a delivery comes from someone who knows ``secret`` and is not older than ``tolerance_s``.
+    """Return whether a webhook message comes from a sender who knows ``secret`` and is not older than ``tolerance_s``
+    seconds.
 
-    For receivers. Give the header values as received and the body's bytes before any parsing; never raises
-    for what a stranger may have sent. Compares in constant time.
+    For receivers of webhooks. Never raises for data from a stranger. Compares in constant time.
+
+    Parameters
+    ----------
+    secret
+        The shared key.
+    timestamp, signature
+        Values of the headers ``X-RLWatch-Timestamp`` and ``X-RLWatch-Signature`` as received.
+    body
+        Bytes of the body before any parsing.
+    now
+        Unix seconds.
+    tolerance_s
+        Largest difference between ``timestamp`` and ``now``.
 
     >>> body = b'{"event":"firing"}'
     >>> verify_signature("s3cret", "1000", body, sign("s3cret", 1000, body), now=1200.0)
