@@ -1,7 +1,7 @@
-"""Runs of a store as gauges: for Prometheus in its text format, for OpenTelemetry as they are.
+"""The runs of a store as gauges for monitoring systems: in Prometheus' text format, or as values for OpenTelemetry.
 
-A gauge is a quantity of rlwatch's own names, a sample of it is a run's last value. What a trainer calls it does not
-matter here, and names that nothing knows are left out: there are some hundred gauges, and not one for each layer.
+A gauge is a quantity with a name of rlwatch, whatever trainers call it; a sample of the gauge is the last value of one
+run. Metrics that rlwatch does not know are left out: there are some hundred gauges, and not one for each layer.
 
 https://prometheus.io/docs/instrumenting/exposition_formats
 """
@@ -21,7 +21,7 @@ from rlwatch.records import Severity
 
 Labels = Mapping[str, str]
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of :func:`exposition`."""
+"""HTTP content type of the text that :func:`exposition` returns."""
 _URGENCY = {Severity.INFO.value: 0, Severity.WARNING.value: 1, Severity.CRITICAL.value: 2}
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_]")
 _ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
@@ -30,7 +30,17 @@ LONGEST_LABEL = 200
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A quantity: ``name`` with dots, its meaning and unit, and its values, each with the labels of its run."""
+    """One quantity for a monitoring system, with its last value in each run.
+
+    Parameters
+    ----------
+    name
+        Name with dots, such as ``rlwatch.reward.mean``.
+    meaning, unit
+        Description and unit.
+    samples
+        Pairs of the labels of a run (name -> text) and its value.
+    """
 
     name: str
     meaning: str
@@ -39,7 +49,11 @@ class Gauge:
 
 
 def gauges(store: Store, now: float, *, quiet_for_s: float = math.inf) -> list[Gauge]:
-    """Gauges of the runs of ``store`` that gave a sign within ``quiet_for_s`` seconds before ``now``, by name."""
+    """Return the gauges of all live or recent runs of ``store``, sorted by name.
+
+    ``now``: Unix seconds. ``quiet_for_s``: runs without a row or heartbeat for so many seconds are left out. Archived
+    runs are left out, too.
+    """
     found: dict[str, Gauge] = {}
     for run in store.runs():
         row = describe(store, run, now)
@@ -52,7 +66,7 @@ def gauges(store: Store, now: float, *, quiet_for_s: float = math.inf) -> list[G
 
 
 def _of_run(row: Mapping[str, Any]) -> Iterator[tuple[Gauge, Labels, float]]:
-    """Yield each gauge for which a run has a value, with labels of that gauge alone, and the value."""
+    """Yield each gauge for which a run has a value, with the labels of that gauge alone, and the value."""
     labels = {"source": row["source"], "status": row["status"], "verdict": row["verdict"]["name"]}
     urgency = _URGENCY.get(row["verdict"]["urgency"] or "", 0)
     yield Gauge("rlwatch.run.info", "always 1: trainer, status and verdict of a run are its labels"), labels, 1.0
@@ -69,7 +83,7 @@ def _of_run(row: Mapping[str, Any]) -> Iterator[tuple[Gauge, Labels, float]]:
 
 
 def exposition(given: Sequence[Gauge]) -> str:
-    r"""Gauges in the text format of Prometheus.
+    r"""Return ``given`` gauges as text in the format of Prometheus.
 
     >>> print(exposition([Gauge("rlwatch.reward.mean", "mean reward", samples=[({"run": 'a"b'}, math.nan)])]), end="")
     # HELP rlwatch_reward_mean mean reward

@@ -13,9 +13,10 @@ MOST_LISTED = 5
 
 
 def find_run(store: Store, reference: str) -> RunInfo:
-    """The run whose id is ``reference``, or else the only one whose name is, or whose id or name starts so.
+    """Return the run of ``store`` that a user means by ``reference``: an id, a name, or the beginning of one.
 
-    Raises ``RunNotFoundError`` with the closest ids, ``ConfigError`` if several runs fit.
+    An exact id precedes an exact name, and both precede a beginning. Raises ``RunNotFoundError`` with the closest ids,
+    and ``ConfigError`` if several runs fit.
     """
     runs = store.runs()
     for fits in (_with_id, _with_name, _with_prefix):

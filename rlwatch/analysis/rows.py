@@ -24,11 +24,14 @@ KEY_METRICS = {
     "KL": ("policy/kl_ref", "policy/kl_ref_k3"),
     "grad norm": ("optim/grad_norm",),
 }
-"""Column -> canonical metrics, of which the first measured one counts: the main signs of a run's health."""
+"""Column -> canonical metrics, of which the first measured one is used: the main signs of a run's health."""
 
 
 def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
-    """Return a run as a row: identity, status, verdict and last canonical values."""
+    """Return a run as a row: identity, status, verdict and the last value of each canonical metric.
+
+    ``now``: Unix seconds, for the age of the run and its liveness.
+    """
     last = {name: value for name, (_, value) in store.last_values(run.run_id).items()}
     from rlwatch.control.liveness import last_sign, sign_of
     from rlwatch.view import stored_verdict
@@ -59,14 +62,18 @@ def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
 
 
 def key_values(last: Mapping[str, float]) -> dict[str, float | None]:
-    """Return column -> last value; None if none of its metrics was measured."""
+    """Return each column of :data:`KEY_METRICS` (reward, entropy ...) -> last value; None if it was not measured.
+
+    ``last``: canonical metric -> last value.
+    """
     return {column: next((last[name] for name in names if name in last), None) for column, names in KEY_METRICS.items()}
 
 
 def status(run: RunInfo, sign: LivenessSigns | None = None) -> str:
-    """Return ``running``, ``paused``, ``stale`` (no step), ``dead`` (no sign of its process), or the final state.
+    """Return the status of a run in a word: ``running``, ``paused``, ``stale``, ``dead``, or its final state.
 
-    The state that the writer stored counts, unless the run has been silent.
+    Stale: no step came. Dead: its process gives no sign of life. The state that the writer stored counts, unless the
+    run has been silent. ``sign``: its signs of life; None: not known.
     """
     if run.state is not RunState.RUNNING or sign is None:
         return run.state.value
@@ -81,9 +88,10 @@ HETEROGENEITY = "layers/heterogeneity"
 
 
 def layer_row(store: Store, run: RunInfo) -> dict[str, JSON] | None:
-    """Return the heterogeneity of the layers' gradients: last value, median and maximum; None if never measured.
+    """Return how different the gradients of a run's layers are: last value, median and maximum over its steps.
 
-    The heaviest layer is that of the last step.
+    The row also has the layer with the largest gradient norm in the last step, and its share. None if it was never
+    measured. The value is 1 - the mean correlation of the layers' gradient norms.
     """
     last = store.last_values(run.run_id)
     if HETEROGENEITY not in last:
@@ -107,7 +115,7 @@ def layer_row(store: Store, run: RunInfo) -> dict[str, JSON] | None:
 
 
 def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
-    """Return a row for each recorded metric: name, canonical name, unit, last step and value."""
+    """Return a row for each recorded metric of a run: name, canonical name, unit, last step and last value."""
     rows = []
     for name, (at, value) in sorted(store.last_values(run.run_id).items()):
         canonical = read_as(name, run.source)

@@ -1,8 +1,8 @@
-"""Runs of a store, opened in Python: a table of them, and of each its history, findings, spikes, texts and plots.
+"""Runs of a store, opened in Python: a table of the runs, and history, findings, spikes, texts and plots of each.
 
 Tables are DataFrames with pyarrow's types (extra ``export``). In them **missing is** ``<NA>`` **and NaN is NaN**, as
-+Inf and -Inf are what they are: ``isna()`` is true of what was not measured alone. polars and pyarrow take them without
-a copy: ``polars.DataFrame(frame)``, ``pyarrow.table(frame)``.
++Inf and -Inf are themselves: ``isna()`` is true only where nothing was measured. polars and pyarrow take them without a
+copy: ``polars.DataFrame(frame)``, ``pyarrow.table(frame)``.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
 Steps = range | slice | Collection[int]
-"""Selected steps; a slice is half open, as in a list: ``slice(100, 200)`` is 100 to 199."""
+"""A selection of steps; a slice is half open, as in a list: ``slice(100, 200)`` is 100 to 199."""
 PLACE = ("steps", "attempts")
 FARTHEST = 2**62
 """A step that no run reaches."""
 MOST_CHARTS = 4
-"""Charts beneath a run that a notebook shows; :meth:`StoredRun.plot` draws more."""
+"""Number of charts that a notebook shows below a run; :meth:`StoredRun.plot` draws more."""
 
 
 def open(url: str | os.PathLike[str] | None = None) -> Runs:  # noqa: A001  (rlwatch.open)
-    """The runs of the store at ``url`` (None: ``RLWATCH_STORE``, else ``[store]`` of ``rlwatch.toml``, else
-    ``./rlwatch-runs``), newest first. Reads only: no trainer waits for it.
+    """Open the store at ``url`` and return its runs, newest first, for reading only: no trainer waits for it.
 
-    Raises ``StoreURLError`` for what is no store.
+    None: ``RLWATCH_STORE``, else ``[store]`` of ``rlwatch.toml``, else ``./rlwatch-runs``. Raises ``StoreURLError`` if
+    ``url`` names no store.
 
     >>> import rlwatch
     >>> with rlwatch.init(project="docs", name="opened", store="memory://opened") as run:
@@ -98,10 +98,11 @@ def open(url: str | os.PathLike[str] | None = None) -> Runs:  # noqa: A001  (rlw
 
 
 class Runs(Sequence["StoredRun"]):
-    """The runs of a store, newest first, read anew at every access.
+    """The runs of a store, newest first, as a sequence that is read anew at every access.
 
-    ``runs[0]`` is the newest, ``runs["math"]`` the one of that id or name, or whose id or name alone begins so; raises
-    ``RunNotFoundError`` with the closest, ``ConfigError`` where several fit. Usable as a context manager.
+    ``runs[0]`` is the newest run. ``runs["math"]`` is the run with that id or name, or the only one whose id or name
+    begins so. An unknown name raises ``RunNotFoundError`` with the closest ids; several matches raise ``ConfigError``.
+    Usable as a context manager, which closes the store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -145,14 +146,15 @@ class Runs(Sequence["StoredRun"]):
         return framed(el("p", self.store.url, cls="soft"), el("table", el("thead", head), el("tbody", *body)))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The table for polars, pyarrow and others: ``polars.DataFrame(rlwatch.open())``."""
+        """Export the table of runs to polars, pyarrow and others: ``polars.DataFrame(rlwatch.open())``."""
         rows = self.rows()
         return arrow_table(rows, _columns_of_runs(rows)).__arrow_c_stream__(requested_schema)
 
     def rows(self, project: str | None = None, *, search: str = "") -> list[Row]:
-        """A mapping for each run (of ``project``, that fits ``search``) with the names of :data:`RUNS`.
+        """Return the runs as mappings with the columns of :data:`RUNS`, archived runs included.
 
-        ``search`` is read as by ``rlwatch runs --search``: ``"lr=3e-5 tag=paper"``. Archived runs are among them.
+        ``project``: only its runs. ``search``: only runs that match, as for ``rlwatch runs --search``: ``"lr=3e-5
+        tag=paper"``.
 
         >>> [(row["name"], row["verdict"]) for row in runs.rows(search="lr=2e-6")]
         [('seed-2', 'healthy')]
@@ -162,7 +164,7 @@ class Runs(Sequence["StoredRun"]):
         return [_flat(describe(self.store, run, now)) for run in runs]
 
     def table(self, project: str | None = None, *, search: str = "") -> pd.DataFrame:
-        """The runs as a DataFrame, a row for each.
+        """Return the runs as a DataFrame with one row each; arguments as for :meth:`rows`.
 
         >>> runs.table()[["name", "status", "verdict", "last_step"]]
              name    status       verdict  last_step
@@ -174,12 +176,24 @@ class Runs(Sequence["StoredRun"]):
         return data_frame(arrow_table(rows, _columns_of_runs(rows)))
 
     def compare(self, left: str, right: str, *, by: Literal["step", "tokens", "time"] = "step") -> pd.DataFrame:
-        """Compare two groups of seeds: metrics that differ, and from where on (:data:`SEEDS`).
+        """Compare two groups of seeds: return the metrics that differ, and from which step on, as a DataFrame
+        (:data:`SEEDS`).
 
         The group of a run comes from ``rlwatch.init(group=)``, from a tag ``group:NAME``, or from its name without the
-        seed. ``frame.attrs["answer"]`` holds the result in a sentence, ``frame.attrs["found"]`` the bands of every
-        metric, for charts (:class:`rlwatch.compare.GroupComparison`). Raises ``ConfigError`` if there is no such group,
-        a group has one run, or no metric or step is common to all.
+        seed. ``frame.attrs["answer"]`` has the result in a sentence, ``frame.attrs["found"]`` the bands of every
+        metric, for charts (:class:`rlwatch.compare.GroupComparison`).
+
+        Parameters
+        ----------
+        left, right
+            Names of the groups.
+        by
+            Axis on which runs are aligned: optimizer steps, tokens, or seconds.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such group, a group has one run, or no metric or step is common to all.
 
         >>> import math
         >>> for arm, more in (("old", 0.0), ("new", 0.3)):
@@ -216,7 +230,7 @@ class Runs(Sequence["StoredRun"]):
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Run id -> why it cannot be read."""
+        """Run id -> reason, for every run of the store that cannot be read."""
         return self.store.unreadable()
 
     def close(self) -> None:
@@ -225,7 +239,7 @@ class Runs(Sequence["StoredRun"]):
 
 
 _ROW_ONLY = ("state", "last_values", "deleted_at", "deleted_by")
-"""Fields in the row of a run that are no columns."""
+"""Fields in the row of a run that are no columns of the table."""
 SHOWN = ("status", "verdict", "project", "name", "run_id", "last_step", "reward", "entropy", "KL", "grad norm")
 
 
@@ -276,7 +290,7 @@ COMPLETIONS: Mapping[str, Column] = {
     "group": Column("int", "prompt group: which prompt of the generation"),
     "task": Column("str", "task or data source"),
 }
-"""Columns that completions always have; others that were recorded follow."""
+"""Columns that completions always have; further recorded columns follow."""
 SHARES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 DISTRIBUTED: Mapping[str, Column] = {
     "step": Column("int", "step"),
@@ -322,9 +336,14 @@ SETTINGS: Mapping[str, Column] = {
 
 
 class StoredRun:
-    """One run of a store. Every call reads what is there now: a run that goes on has more at the next call.
+    """One recorded run of a store. Every call reads the present data: a run that goes on has more at the next call.
 
     Calls raise ``StoreError`` where the run cannot be read, and ``MissingExtraError`` without pandas and pyarrow.
+
+    Parameters
+    ----------
+    store, run_id
+        The store, and the id of the run in it.
     """
 
     def __init__(self, store: Store, run_id: str) -> None:
@@ -333,7 +352,7 @@ class StoredRun:
 
     @property
     def info(self) -> RunInfo:
-        """Name, project, trainer, tags, state.
+        """Description of the run: name, project, trainer, configuration, tags, state.
 
         >>> run.info.name, run.info.project, run.info.config["lr"]
         ('seed-1', 'docs', 1e-06)
@@ -349,7 +368,8 @@ class StoredRun:
         return framed(glance(view), figures(*self._drawn(view, (), None, MOST_CHARTS)))
 
     def view(self) -> RunView:
-        """The run as every interface shows it: verdict, cause, advice, findings, forecast, unused checks.
+        """Return everything that interfaces show about the run: verdict, cause, advice, findings, forecast, checks
+        that lack metrics.
 
         >>> run.view().verdict.name, runs["seed-3"].view().verdict.name
         ('at risk', 'collapsed@30')
@@ -359,7 +379,8 @@ class StoredRun:
         return view_of_run(self.store, info, gone=gone)
 
     def metrics(self) -> pd.DataFrame:
-        """Every metric: name as logged, canonical name, unit, last step and value (:data:`METRICS`).
+        """Return the metrics of the run: name as logged, canonical name, unit, last step and last value
+        (:data:`METRICS`).
 
         >>> run.metrics()[["metric", "canonical", "step", "value"]]
             metric       canonical  step  value
@@ -376,20 +397,21 @@ class StoredRun:
         attempts: Literal["newest", "all"] = "newest",
         form: Literal["wide", "long"] = "wide",
     ) -> pd.DataFrame:
-        """Values that were logged, by step.
+        """Return the logged values of metrics by step, as a DataFrame.
 
         Parameters
         ----------
         metrics
             Names as logged, canonical names (``policy/entropy``), or patterns (``actor/*``); None for all metrics. A
-            column has the name that was given here.
+            column has the name given here.
         steps
-            Only these.
+            Only these steps.
         attempts
-            ``"newest"``: the branch that counts, without what a later process ran again; ``"all"``: every process.
+            ``"newest"``: the branch that counts, without steps that a later process ran again; ``"all"``: every
+            process.
         form
-            ``"wide"``: ``step``, ``attempt`` and a column a metric, ``<NA>`` where it was not measured. ``"long"``:
-            ``step``, ``attempt``, ``metric``, ``value``, a row for each value and none for what was not measured.
+            ``"wide"``: ``step``, ``attempt`` and a column for each metric, ``<NA>`` where it was not measured.
+            ``"long"``: ``step``, ``attempt``, ``metric``, ``value``, with a row for each measured value.
 
         Raises
         ------
@@ -413,7 +435,8 @@ class StoredRun:
         return data_frame((_wide if form == "wide" else _long)({name: series[own] for name, own in names.items()}))
 
     def findings(self) -> pd.DataFrame:
-        """Findings, with those that eased or ended, in order (:data:`FINDINGS`).
+        """Return the findings (detected problems) of the run in order, and where each eased or ended
+        (:data:`FINDINGS`).
 
         >>> run.findings()[["step", "kind", "severity", "stage", "metric"]]
            step       kind severity  stage          metric
@@ -422,7 +445,7 @@ class StoredRun:
         return data_frame(self.table("findings").arrow())
 
     def alerts(self) -> pd.DataFrame:
-        """Alerts, newest first (:data:`ALERTS`).
+        """Return the alerts of the run, newest first (:data:`ALERTS`).
 
         >>> run.alerts()[["rule", "severity", "state", "onset_step"]]
                  rule severity    state  onset_step
@@ -431,7 +454,7 @@ class StoredRun:
         return data_frame(self.table("alerts").arrow())
 
     def forecasts(self) -> pd.DataFrame:
-        """Forecasts, in order (:data:`FORECASTS`).
+        """Return the forecasts of the run in order (:data:`FORECASTS`).
 
         >>> print(run.forecasts()["absent"][0])
         no forecast because it needs the first 40 steps as a baseline, and has 0 (0 rows)
@@ -439,7 +462,7 @@ class StoredRun:
         return data_frame(self.table("forecasts").arrow())
 
     def events(self) -> pd.DataFrame:
-        """Events: resets, resumes, exceptions, notes (:data:`EVENTS`).
+        """Return the events of the run: resets, resumes, exceptions, notes (:data:`EVENTS`).
 
         >>> len(run.events())
         0
@@ -447,7 +470,8 @@ class StoredRun:
         return data_frame(self.table("events").arrow())
 
     def spikes(self) -> pd.DataFrame:
-        """Localised spikes, a row for each culprit (:data:`rlwatch.export.COLUMNS`).
+        """Return the localised gradient spikes of the run, with a row for each token responsible
+        (:data:`rlwatch.export.COLUMNS`).
 
         >>> run.spikes()[["step", "position", "text", "cause", "advantage", "own_norm"]]
            step  position text        cause  advantage  own_norm
@@ -456,10 +480,11 @@ class StoredRun:
         return data_frame(self.table("spikes").arrow())
 
     def distributions(self, quantity: str | None = None) -> pd.DataFrame:
-        """Quantiles over the tokens of each step that was kept, of one ``quantity`` or all (:data:`DISTRIBUTED`).
+        """Return quantiles over the tokens of each step whose histogram was stored (:data:`DISTRIBUTED`).
 
-        Their counts are :func:`rlwatch.distributions.distributions` of what the store has. Raises ``ConfigError`` for a
-        quantity that there is not.
+        ``quantity``: ``log_ratio``, ``logp_difference`` or ``entropy``; None: all.
+        :func:`rlwatch.distributions.distributions` returns the histograms themselves. Raises ``ConfigError`` for an
+        unknown quantity.
 
         >>> len(run.distributions())
         0
@@ -471,7 +496,8 @@ class StoredRun:
         return self._frame(rows, DISTRIBUTED)
 
     def completions(self, last: int | None = None) -> pd.DataFrame:
-        """Recorded completions, newest step first; of the ``last`` newest batches where it is given.
+        """Return the recorded completions of the run, newest step first; with ``last``, those of that many newest
+        batches.
 
         >>> run.completions()[["step", "prompt", "completion", "reward"]]
            step prompt completion  reward
@@ -480,9 +506,10 @@ class StoredRun:
         return data_frame(self._completions(last).arrow())
 
     def table(self, kind: str) -> Table:
-        """One of :data:`rlwatch.export.TABLES`, as ``rlwatch export`` writes it; its rows need no package.
+        """Return one table of the run, as ``rlwatch export`` writes it; reading its rows needs no further package.
 
-        ``history`` has what every process logged. Raises ``ConfigError`` for another kind.
+        ``kind``: a name in :data:`rlwatch.export.TABLES`. ``history`` has the rows of every process. Raises
+        ``ConfigError`` for another kind.
 
         >>> list(run.table("history").rows())[-1]
         {'step': 5, 'attempt': 1, 'entropy': nan, 'reward': 1.0}
@@ -528,7 +555,9 @@ class StoredRun:
         return Table({**COMPLETIONS, **{name: Column(kind, "") for name, kind in more.items()}}, lambda: rows)
 
     def config(self, attempt: int | None = None) -> pd.DataFrame:
-        """Configuration of an attempt (None: the newest that gave one): dotted ``option``, ``value`` as text.
+        """Return the configuration of an attempt (process of the run): dotted ``option``, and ``value`` as text.
+
+        ``attempt`` None: the newest that has one. Raises ``ConfigError`` for an attempt that the run does not have.
 
         >>> run.config()[:1]
           option  value
@@ -540,9 +569,11 @@ class StoredRun:
         return self._frame([{"option": o, "value": value} for o, value in options_of(given).items()], OPTIONS)
 
     def diff(self, other: StoredRun, *, by: Literal["step", "tokens", "time"] = "step") -> pd.DataFrame:
-        """Metrics in which this run and ``other`` diverged by more than chance, in order of step (:data:`PARTINGS`).
+        """Return the metrics in which this run and ``other`` diverged by more than chance, in order of step
+        (:data:`PARTINGS`).
 
-        ``frame.attrs["answer"]`` holds the result in a sentence. Raises ``ConfigError`` if nothing can be compared.
+        ``by``: axis on which the runs are aligned: optimizer steps, tokens, or seconds. ``frame.attrs["answer"]`` has
+        the result in a sentence. Raises ``ConfigError`` if nothing can be compared.
 
         >>> runs["seed-2"].diff(runs["seed-3"])[["metric", "at", "left", "right"]]
                 metric    at     left  right
@@ -556,7 +587,7 @@ class StoredRun:
         return frame
 
     def compare(self, other: StoredRun, *, by: Literal["step", "tokens", "time"] = "step") -> pd.DataFrame:
-        """The seeds of this run's group against those of ``other``'s (:meth:`Runs.compare`), both in this store.
+        """Compare the group of seeds of this run with that of ``other``, both in this store; see :meth:`Runs.compare`.
 
         >>> runs["seed-2"].compare(runs["seed-3"])
         Traceback (most recent call last):
@@ -566,7 +597,8 @@ class StoredRun:
         return Runs(self.store).compare(group_of(self.info), group_of(other.info), by=by)
 
     def config_diff(self, other: StoredRun) -> pd.DataFrame:
-        """Settings in which this run and ``other`` differ (:data:`SETTINGS`), secrets blacked out.
+        """Return the settings in which the configurations of this run and ``other`` differ (:data:`SETTINGS`), without
+        secrets.
 
         >>> run.config_diff(runs["seed-2"])
           option   left  right
@@ -579,9 +611,9 @@ class StoredRun:
         return self._frame(rows, SETTINGS)
 
     def plot(self, *metrics: str, steps: Steps | None = None) -> Plot:
-        """A chart of each of ``metrics`` (names as for :meth:`history`; none: those that a post-mortem draws).
+        """Return charts of ``metrics`` (names as for :meth:`history`) of the run; none: those that a post-mortem draws.
 
-        Drawn as SVG: nothing needs to be installed, and nothing is fetched.
+        They are SVG: nothing needs to be installed, and nothing is fetched. ``steps``: only these steps.
 
         >>> "<svg" in run.plot("reward", "policy/entropy").html
         True
@@ -590,10 +622,11 @@ class StoredRun:
         return Plot(framed(figures(*drawn)), svg_file(*drawn))
 
     def to_tensorboard(self, directory: str | os.PathLike[str], *, progress: Progress = iter) -> Sent:
-        """Write an event file for TensorBoard into ``directory``.
+        """Export the run to TensorBoard: write one event file into ``directory``, and return a summary.
 
-        What is sent, here and by the next two: :mod:`rlwatch.analysis.sending`. Raises ``ConfigError`` where it is
-        there already, ``MissingExtraError`` without the other tracker's package.
+        :mod:`rlwatch.analysis.sending` describes the exported data. ``progress`` wraps the sequence of rows to show
+        progress. Raises ``ConfigError`` where the directory has event files already, ``MissingExtraError`` without
+        tensorboard.
         """
         return to_tensorboard(self._story(), Path(directory), progress=progress)
 
@@ -606,14 +639,25 @@ class StoredRun:
         directory: str | os.PathLike[str] | None = None,
         progress: Progress = iter,
     ) -> Sent:
-        """Make a run of wandb of the same id, on the server or ``offline`` in ``directory``, for ``wandb sync``."""
+        """Export the run to wandb as a run with the same id, on the server or ``offline`` in ``directory``; return a
+        summary.
+
+        An offline run is uploaded with ``wandb sync``. ``project``, ``entity``: where it is created; empty: rlwatch's
+        project and wandb's default. ``progress`` wraps the sequence of rows to show progress. Raises ``ConfigError``
+        where the run is there already, ``MissingExtraError`` without wandb, ``RLWatchError`` for an error of wandb.
+        """
         where = None if directory is None else Path(directory)
         return to_wandb(
             self._story(), project=project, entity=entity, offline=offline, directory=where, progress=progress
         )
 
     def to_mlflow(self, uri: str | None = None, *, experiment: str = "", progress: Progress = iter) -> Sent:
-        """Make a run of MLflow at a tracking URI (None: MLflow's default)."""
+        """Export the run to MLflow at the tracking URI ``uri`` (None: MLflow's default), and return a summary.
+
+        ``experiment``: name of the experiment; empty: the run's project. ``progress`` wraps the sequence of rows to
+        show progress. Raises ``ConfigError`` where the run is there already, ``MissingExtraError`` without MLflow,
+        ``RLWatchError`` for an error of MLflow.
+        """
         return to_mlflow(self._story(), uri=uri, experiment=experiment, progress=progress)
 
     def _story(self) -> Story:
@@ -653,7 +697,7 @@ class StoredRun:
         return data_frame(arrow_table(rows, columns))
 
     def _named(self, metrics: str | Iterable[str] | None) -> dict[str, str]:
-        """Name of the column -> name as logged."""
+        """Return name of the column -> name as logged, for metrics that a user named."""
         logged = self.store.metric_names(self.run_id)
         if metrics is None:
             return {name: name for name in logged if not name.startswith(FORECAST)}
@@ -682,7 +726,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Charts as a piece of HTML, which notebooks show; ``html`` is the HTML itself, ``svg`` one picture of them."""
+    """Charts of a run that notebooks show: ``html`` is a piece of HTML, ``svg`` one picture with all charts."""
 
     html: str
     svg: str
@@ -694,9 +738,9 @@ class Plot:
         return f"<plot, {len(self.html)} characters of HTML; save(path) writes it>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it in the format that the name ends in: a page (``.html``) or a picture (``.svg``).
+        """Write the charts to ``path`` in the format of its ending: a page (``.html``) or a picture (``.svg``).
 
-        Raises ``ConfigError`` for another ending, ``OSError``.
+        Raises ``ConfigError`` for another ending, and ``OSError`` where the file cannot be written.
         """
         ending = Path(path).suffix.lower()
         if ending in (".html", ".htm"):
@@ -779,7 +823,7 @@ def _wide(series: Mapping[str, Series]) -> pa.Table:
 
 
 def _row_by_row(series: Mapping[str, Series]) -> Iterator[Row]:
-    """Yield the same rows one by one, without missing values."""
+    """Yield the rows of :func:`_wide` one by one, without missing values."""
     steps, attempts, metrics = _aligned(series)
     columns = [(name, values.tolist(), missing.tolist()) for name, values, missing in metrics]
     for i, place in enumerate(zip(steps.tolist(), attempts.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""Export of a recorded run to another tracker: MLflow, wandb, TensorBoard's event files; each through its own package.
+"""Export of a recorded run to another tracker (MLflow, wandb, TensorBoard's event files), each through its own package.
 
 The export has the rows that no later attempt replaced, with their steps and times, settings without secrets, tags, and
 verdict and findings as text. Findings and forecasts are also series: ``rlwatch/<kind>`` is 1, 2, 3 while a finding of
@@ -23,18 +23,18 @@ from rlwatch.records import JSON, Finding, RunInfo, RunState, Stage, StepRecord
 from rlwatch.wording import cut, for_markdown, one_line
 
 Progress = Callable[[Sequence[StepRecord]], Iterable[StepRecord]]
-"""Displays progress: yields the records that it is given, one by one."""
+"""Wraps the sequence of rows to display progress: yields its rows one by one."""
 LONGEST_SUMMARY = 5000
-"""Characters of a text that every version of MLflow accepts."""
+"""Largest number of characters of a text that every version of MLflow accepts."""
 MOST_METRICS, MOST_ENTRIES = 1000, 100
-"""Metrics, and settings, that MLflow accepts in one call."""
+"""Largest number of metrics, and of settings, that MLflow accepts in one call."""
 OWN_TAG = "rlwatch.run_id"
 """Tag that identifies a run in MLflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A run for export.
+    """A run ready for export to another tracker.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Story:
 
     @property
     def summary(self) -> str:
-        """Verdict and findings as Markdown."""
+        """Verdict and findings of the run as Markdown."""
         lines = [f"**{for_markdown(self.verdict)}**", ""]
         lines += [f"- step {f.step}, {f.severity.value}: {for_markdown(f.message)}" for f in self.findings]
         return cut("\n".join(lines), LONGEST_SUMMARY)
@@ -71,13 +71,17 @@ class Story:
 
     @property
     def ended_at(self) -> float:
-        """Unix seconds of its last row."""
+        """Time of the last row in Unix seconds; of the run's creation if it has no rows."""
         return self.records[-1].ts if self.records else self.info.created_at
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Result of an export: the run's place in the other tracker, rows and values sent, and names that were changed."""
+    """Result of an export to another tracker.
+
+    ``where``: the run's place there. ``rows``, ``values``: numbers of rows and of values sent. ``renamed``: name ->
+    other name, where the tracker does not accept a name.
+    """
 
     where: str
     rows: int
@@ -94,13 +98,27 @@ def story_of(
     config: Mapping[str, JSON],
     verdict: str,
 ) -> Story:
-    """Return a run for export, from its records and all findings, with recoveries, in order."""
+    """Return a run ready for export to another tracker.
+
+    Parameters
+    ----------
+    info
+        Description of the run.
+    records
+        A row for each step, in order.
+    findings
+        Its findings and recoveries, in order.
+    options, config
+        Settings by dotted name, and as they were given; both without secrets.
+    verdict
+        The verdict in one line.
+    """
     shown = [finding for finding in findings if not finding.stage.better]
     return Story(info, list(_with_levels(records, findings)), options, config, verdict, shown)
 
 
 def _with_levels(records: Sequence[StepRecord], findings: Sequence[Finding]) -> Iterator[StepRecord]:
-    """Yield the rows, each with the levels of the findings that hold there."""
+    """Yield the rows, each with the severities of the findings that hold there."""
     by_step = sorted(findings, key=lambda finding: finding.step)
     kinds = {finding.kind for finding in by_step}
     held: dict[tuple[str, str, str], int] = {}
@@ -121,7 +139,9 @@ def _with_levels(records: Sequence[StepRecord], findings: Sequence[Finding]) -> 
 
 
 def to_tensorboard(story: Story, directory: Path, *, progress: Progress = iter) -> Sent:
-    """Write one event file into ``directory``, whole or not at all; numbers have TensorBoard's 32 bits.
+    """Write a run as one event file into ``directory``, complete or not at all; numbers have TensorBoard's 32 bits.
+
+    ``progress`` wraps the sequence of rows to show progress. Returns a summary of the export.
 
     Raises
     ------
@@ -169,7 +189,7 @@ def to_tensorboard(story: Story, directory: Path, *, progress: Progress = iter) 
 
 
 def _single(value: float) -> float:
-    """The nearest number of 32 bits; beyond them infinity, as it is for TensorBoard's own writers."""
+    """Return the nearest 32-bit number; beyond their range infinity, as TensorBoard's own writers do."""
     import numpy as np
 
     with np.errstate(over="ignore"):
@@ -188,10 +208,32 @@ def to_wandb(
     directory: Path | None = None,
     progress: Progress = iter,
 ) -> Sent:
-    """A run of wandb of the same id: on the server, or ``offline`` in ``directory``, for ``wandb sync``.
+    """Create a run of wandb with the same id and all rows: on the server, or ``offline`` in ``directory`` for ``wandb
+    sync``.
 
-    Raises ``ConfigError`` where the run is there already, or this process has a run of wandb; ``MissingExtraError``
-    without wandb; ``RLWatchError`` for what wandb refuses.
+    Returns a summary of the export.
+
+    Parameters
+    ----------
+    story
+        The run.
+    project, entity
+        Where it is created; empty: the run's project, and wandb's default.
+    offline
+        Whether to write to ``directory`` instead of the server.
+    directory
+        Directory of wandb's files; None: the current one.
+    progress
+        Wraps the sequence of rows to show progress.
+
+    Raises
+    ------
+    ConfigError
+        Where the run is there already, or this process has a run of wandb.
+    MissingExtraError
+        Without wandb.
+    RLWatchError
+        For an error of wandb.
     """
     try:
         import wandb
@@ -237,10 +279,11 @@ def to_wandb(
 
 
 def to_mlflow(story: Story, *, uri: str | None = None, experiment: str = "", progress: Progress = iter) -> Sent:
-    """A run of an experiment (of the project's name unless it is given) at a tracking URI (None: MLflow's own).
+    """Create a run of MLflow with all rows, at the tracking URI ``uri`` (None: MLflow's default).
 
-    One that is not sent whole is deleted. Raises ``ConfigError`` where the run is there already, ``MissingExtraError``
-    without MLflow, ``RLWatchError`` for what MLflow refuses.
+    A run that is not sent completely is deleted. Returns a summary of the export. ``experiment``: its name; empty: the
+    run's project. ``progress`` wraps the sequence of rows to show progress. Raises ``ConfigError`` where the run is
+    there already, ``MissingExtraError`` without MLflow, ``RLWatchError`` for an error of MLflow.
     """
     try:
         from mlflow import MlflowClient
@@ -310,7 +353,7 @@ def _lots(items: Iterable[Any], most: int) -> Iterator[list[Any]]:
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Return a distinct name that MLflow accepts for each name."""
+    """Return name -> a distinct name that MLflow accepts."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for name in dict.fromkeys(names):
