@@ -1,4 +1,4 @@
-"""Charts of a run as SVG: a line, the level in health, numbered onsets, and a red tick for each NaN."""
+"""Charts of a run as SVG: a line, the level at the start, numbered onsets of findings, and a red tick for each NaN."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ LEFT, RIGHT, TOP, BOTTOM = 54, 10, 16, 20
 LOG_SPREAD = 200.0
 """A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
 LARGEST = 1.7e308
-"""No axis goes beyond what a float can hold."""
+"""Largest value on an axis: close to the largest float."""
 APART = 14.0
-"""Pixels between two numbers above a chart; of onsets nearer than that only the first has its number."""
+"""Smallest distance in pixels between two numbers above a chart; of onsets that are closer only the first has its
+number.
+"""
 
 _VARIABLE = re.compile(r"var\(--(\w+)\)")
 COLOURS = dict(re.findall(r"--(\w+):(#\w+)", LIGHT))
 
 
 class ChartFrame:
-    """Coordinates of steps and values in the picture. ``window``: first and last step of all charts."""
+    """Mapping of steps and values to pixels of one chart, with a linear or logarithmic value axis.
+
+    ``window``: first and last step of all charts. ``log``: whether the axis is logarithmic.
+    """
 
     def __init__(self, chart: Chart, window: tuple[int, int]) -> None:
         values = sorted(chart.curve.values)
@@ -42,17 +47,17 @@ class ChartFrame:
         return math.log10(value) if self.log else value
 
     def x(self, at: float) -> float:
-        """Pixels from the left."""
+        """Return the distance of the step ``at`` from the left edge, in pixels."""
         span = (self.last - self.first) or 1
         return round(LEFT + (at - self.first) / span * (WIDTH - LEFT - RIGHT), 1)
 
     def y(self, value: float) -> float:
-        """Pixels from the top."""
+        """Return the distance of ``value`` from the top edge, in pixels."""
         share = (self._scaled(value) / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
         return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
     def ticks(self) -> list[float]:
-        """The values at the bottom, the middle and the top."""
+        """Return the values at the bottom, the middle and the top of the chart."""
         places = [self.low, self.low / 2 + self.high / 2, self.high]
         return [10.0**place if self.log else place for place in places]
 
@@ -60,7 +65,19 @@ class ChartFrame:
 def svg(
     chart: Chart, moments: Sequence[TimelineEntry], window: tuple[int, int], size: tuple[int, int] | None = None
 ) -> Markup:
-    """The chart as an ``<svg>`` element, as large as its place or of this ``size``; every text in it is escaped."""
+    """Draw one chart as an ``<svg>`` element; every text in it is escaped.
+
+    Parameters
+    ----------
+    chart
+        The metric with its curve.
+    moments
+        Entries of the timeline; those with a number are marked.
+    window
+        First and last step of all charts.
+    size
+        Width and height in pixels; None: as large as its place in the page.
+    """
     frame = ChartFrame(chart, window)
     label = f"{chart.name} over steps {window[0]} to {window[1]}"
     parts = [_axes(frame), _level(chart, frame), _line(chart, frame), _bad(chart, frame), _marks(moments, frame)]
@@ -89,7 +106,7 @@ def _level(chart: Chart, frame: ChartFrame) -> Markup:
 
 
 def _line(chart: Chart, frame: ChartFrame) -> Markup:
-    """One polyline for each stretch without a non-finite value in between; a lone point is a dot."""
+    """Draw one polyline for each stretch without a non-finite value in between; a single point is a dot."""
     stretches: list[list[tuple[float, float]]] = [[]]
     holes = sorted({at for at, _ in chart.curve.bad})
     crossed = 0
@@ -141,7 +158,11 @@ def _marks(moments: Sequence[TimelineEntry], frame: ChartFrame) -> Markup:
 
 
 def figures(charts: Sequence[Chart], moments: Sequence[TimelineEntry]) -> Markup:
-    """The charts over one range of steps, with the numbered ones of ``moments``; nothing where there is no value."""
+    """Draw charts as HTML over one range of steps, with the numbered entries of the timeline; empty if there is no
+    value.
+
+    ``moments``: entries of the timeline.
+    """
     window = _window(charts)
     if window is None:
         return Markup()
@@ -177,11 +198,14 @@ def _notes(chart: Chart) -> str:
 
 
 HEAD = 22
-"""Pixels above a chart of a file, for its title."""
+"""Height in pixels of the title above a chart in a file."""
 
 
 def svg_file(charts: Sequence[Chart], moments: Sequence[TimelineEntry]) -> Markup:
-    """The charts of :func:`figures` below one another, as a file of their own that any viewer of SVG shows."""
+    """Draw the charts below one another as one SVG file that any viewer shows.
+
+    ``moments``: entries of the timeline; those with a number are marked.
+    """
     window = _window(charts) or (0, 0)
     inside, row = _inside(moments, window), HEIGHT + HEAD
     shown = [
@@ -208,7 +232,7 @@ def svg_file(charts: Sequence[Chart], moments: Sequence[TimelineEntry]) -> Marku
 
 
 def _styles() -> str:
-    """The rules for charts with the colours themselves: few viewers but browsers read CSS variables."""
+    """Return the styles of charts with literal colours: few viewers other than browsers know CSS variables."""
     of_charts = "\n".join(line for line in RULES.splitlines() if line.startswith("svg ."))
     rules = (
         f"text {{ font:10px sans-serif; fill:var(--soft); }} .title {{ font-size:12px; fill:var(--ink); }}\n{of_charts}"

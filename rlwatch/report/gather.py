@@ -1,4 +1,4 @@
-"""Collect the facts of a post-mortem, of a stored run or a replayed log: head, timeline, charts, tables."""
+"""Content of a post-mortem, collected from a stored run or a replayed log: head, timeline, charts, tables."""
 
 from __future__ import annotations
 
@@ -39,12 +39,16 @@ if TYPE_CHECKING:
 
 
 BUCKETS = 260
-"""Step ranges of which the smallest and the largest value are drawn: as many as a picture has columns."""
+"""Number of step ranges of which the smallest and the largest value are drawn: as many as a picture has columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportCurve:
-    """``steps`` and ``values`` (N,) finite, in order; ``bad``: steps with a value that is not finite, and its name."""
+    """The values of one metric to draw, thinned to the extremes of each step range.
+
+    ``steps`` and ``values`` (N,): finite values in order of step. ``bad``: pairs of a step with a non-finite value, and
+    that value's name. ``replaced``: number of values that a later attempt replaced.
+    """
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
@@ -56,7 +60,10 @@ class ReportCurve:
 
 
 def curve(series: Series, starts: Mapping[int, int]) -> ReportCurve:
-    """The newest branch of a series. ``starts``: first step of each attempt; what a later one ran again is left out."""
+    """Return the curve to draw of a series, without values of steps that a later attempt ran again.
+
+    ``starts``: attempt (process of the run) -> its first step.
+    """
     kept = counting(series, starts)
     steps, values = series.steps[kept], series.values[kept]
     order = np.argsort(steps, kind="stable")
@@ -72,7 +79,10 @@ def curve(series: Series, starts: Mapping[int, int]) -> ReportCurve:
 
 
 def counting(series: Series, starts: Mapping[int, int]) -> NDArray[np.bool_]:
-    """Return a mask (N,) of the values whose steps no later attempt repeated."""
+    """Return a boolean mask (N,) of the values of a series whose steps no later attempt ran again.
+
+    ``starts``: attempt (process of the run) -> its first step.
+    """
     kept = np.ones(len(series.steps), dtype=np.bool_)
     for later, first in starts.items():
         kept &= (series.attempts >= later) | (series.steps < first)
@@ -80,7 +90,7 @@ def counting(series: Series, starts: Mapping[int, int]) -> NDArray[np.bool_]:
 
 
 def _extremes(steps: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Places of the first, the last, and the extremes of every bucket."""
+    """Return the indices of the first, the last, and the extreme values of every step range."""
     if len(steps) <= 2 * BUCKETS:
         return np.arange(len(steps))
     edges = np.linspace(steps[0], steps[-1], BUCKETS + 1)[1:-1]
@@ -92,7 +102,7 @@ def _extremes(steps: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[
 
 
 def _bad(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[tuple[int, str], ...]:
-    """The first of each kind in each of ``BUCKETS`` step ranges."""
+    """Return the first non-finite value of each kind in each of ``BUCKETS`` step ranges."""
     found: dict[tuple[int, str], int] = {}
     width = max(1, (int(steps[-1]) - int(steps[0])) // BUCKETS) if len(steps) else 1
     for at, value in zip(steps.tolist(), values.tolist(), strict=True):
@@ -105,7 +115,11 @@ def _bad(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A metric to draw: canonical name, unit, the source's own name, curve, and level of the healthy run."""
+    """One metric to draw.
+
+    ``name``: canonical name. ``unit``: its unit. ``known_as``: the trainer's name, if it differs. ``curve``: its
+    values. ``baseline``: level of the healthy run, if known.
+    """
 
     name: str
     unit: str
@@ -116,7 +130,10 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """A row of the timeline. ``number`` marks it in the charts (0: not drawn); ``level`` is a severity or ""."""
+    """One row in the timeline of a post-mortem.
+
+    ``level`` is a severity or empty. ``number`` marks the entry in the charts (0: not drawn).
+    """
 
     step: int
     text: str
@@ -126,11 +143,30 @@ class TimelineEntry:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The content of a run's post-mortem.
+    """The content of a run's post-mortem, apart from its layout.
 
-    ``head`` maps labels to texts in the order to show them; ``culprits`` are rows of tokens blamed for a gradient;
-    ``completions`` are the best and the worst recorded ones, in order of reward; ``missing`` lists quantities that were
-    not measured, and why they matter; ``config`` holds no secrets.
+    Parameters
+    ----------
+    title, status, headline, verdict
+        Name, status, one-sentence summary and detailed verdict.
+    head
+        Label -> text, in the order to show them.
+    diagnosis
+        Likely causes and actions.
+    timeline, charts
+        Events in order of step, and the metrics to draw.
+    culprits
+        Tokens found responsible for gradient spikes, as rows.
+    completions
+        The best and the worst recorded completions, in order of reward.
+    findings, alerts, commands, events
+        All records of the run.
+    config
+        Dotted option -> text, without secrets.
+    missing
+        Detectors that could not run, each with the metrics it needs.
+    made_at
+        Date and time of the post-mortem.
     """
 
     title: str
@@ -155,7 +191,7 @@ class RunSummary:
 # Which metrics a post-mortem draws: those its findings speak of first, then these.
 
 MOST_CHARTS = 9
-"""Charts drawn."""
+"""Largest number of charts."""
 USUAL = (
     "reward/mean",
     "policy/entropy",
@@ -170,11 +206,15 @@ USUAL = (
     "reward/zero_std_frac",
     "optim/lr",
 )
-"""What is drawn of any run, in this order; the metrics that the table calls vital are among them."""
+"""Metrics that are drawn for any run, in this order."""
 
 
 def metrics_to_draw(names: Sequence[str], source: str, findings: Sequence[Finding]) -> list[str]:
-    """Return the source names of the metrics to draw: for each canonical name the closest reading."""
+    """Return the logged names of the metrics to draw: those in which findings were made, and the usual ones.
+
+    For each canonical metric only the closest logged name is drawn. ``names``: all logged names. ``source``: the
+    trainer.
+    """
     best: dict[str, str] = {}
     for name in sorted(names, key=lambda name: _distance(name, source)):
         reading = resolve(name, source)
@@ -190,7 +230,19 @@ def metrics_to_draw(names: Sequence[str], source: str, findings: Sequence[Findin
 def charts(
     series: Mapping[str, Series], source: str, findings: Iterable[Finding], starts: Mapping[int, int]
 ) -> tuple[Chart, ...]:
-    """Return the curves of the wanted metrics, in the given order."""
+    """Return the charts of ``series`` (logged name -> values) that have values, in the given order.
+
+    Parameters
+    ----------
+    series
+        Logged name -> its values.
+    source
+        The trainer.
+    findings
+        Findings, which know the level of the healthy run.
+    starts
+        Attempt (process of the run) -> its first step.
+    """
     levels = {f.metric: f.baseline for f in findings if f.metric and f.baseline is not None}
     drawn = []
     for name, one in series.items():
@@ -202,7 +254,7 @@ def charts(
 
 
 def attempt_starts(series: Iterable[Series]) -> dict[int, int]:
-    """First step of every attempt, over all ``series``."""
+    """Return attempt (process of the run) -> its first step, over all ``series``."""
     starts: dict[int, int] = {}
     for one in series:
         for attempt in sorted(set(one.attempts.tolist())):
@@ -219,7 +271,7 @@ def _distance(name: str, source: str) -> tuple[int, str]:
 # What happened when: onsets, alarms, events and commands in one order, the likeliest cause's signs numbered.
 
 MOST_MOMENTS = 60
-"""Rows: the likeliest cause's, then the first ones."""
+"""Largest number of entries in a timeline: those of the likeliest cause, then the first ones."""
 LONGEST_MOMENT = 220
 EVENT_TEXTS = {
     "reference_reset": "the reference was reset",
@@ -239,7 +291,20 @@ def timeline(
     *,
     recoveries: Sequence[Finding] = (),
 ) -> tuple[TimelineEntry, ...]:
-    """Return rows in order of step, with recoveries from critical findings."""
+    """Return the timeline of a run in order of step: findings, alarms, recoveries from critical findings, events and
+    commands.
+
+    The findings behind the likeliest cause are numbered.
+
+    Parameters
+    ----------
+    diagnosis
+        Likely causes.
+    findings, alerts, events, commands
+        Records of the run.
+    recoveries
+        Findings that eased or ended.
+    """
     signs = [e for e in diagnosis.causes[0].evidence if e.severity is not None] if diagnosis.causes else []
     numbered = [
         TimelineEntry(e.step, f"{words(e.kind)}: {e.message or e.text}", e.severity.value if e.severity else "", number)
@@ -304,19 +369,20 @@ def _command(command: Command) -> TimelineEntry:
 # Collects the content of a post-mortem, from a run in a store or from a replayed log.
 
 MOST_CULPRITS = 40
-"""Tokens shown: the newest localised steps first."""
+"""Largest number of tokens that are shown: the newest localised steps first."""
 MOST_COMPLETIONS = 4
-"""Completions shown of the best, and as many of the worst."""
+"""Largest number of the best completions that are shown, and of the worst."""
 ALTERNATIVES = 3
-"""Ways to feed a detector that are named."""
+"""Largest number of alternative sets of metrics that are named for a detector."""
 LONGEST_OPTION = 300
-"""Characters of a value of the configuration."""
+"""Largest number of characters of a value of the configuration."""
 
 
 def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> RunSummary:
-    """The story of a run in a store. ``now``: Unix seconds; ``status``: how the run is, where the caller knows better.
+    """Collect the content of the post-mortem of a stored run.
 
-    Raises ``StoreError`` if the store cannot be read or has no such run.
+    ``now``: Unix seconds. ``status``: status of the run, where the caller knows more than the stored state. Raises
+    ``StoreError`` if the store cannot be read or has no such run.
     """
     run = store.run(run_id)
     names = store.metric_names(run_id)
@@ -347,7 +413,10 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
 
 
 def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> RunSummary:
-    """The story of a log, from its replay."""
+    """Collect the content of the post-mortem of a log from its replay.
+
+    ``report``: result of the replay. ``imported``: the run as it was read. ``now``: Unix seconds.
+    """
     source = imported.source
     names = sorted({name for record in imported.records for name in record.metrics})
     series = _series(imported, metrics_to_draw(names, source, report.findings))
@@ -378,7 +447,10 @@ def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Run
 
 
 def missing(metrics: Sequence[str] | set[str]) -> tuple[str, ...]:
-    """Return the detectors whose metrics are missing, with those metrics; empty for a run that has not begun."""
+    """Return a text for each detector that cannot run because metrics are missing; empty for a run without metrics.
+
+    ``metrics``: canonical names of the logged metrics.
+    """
     have = set(metrics)
     return tuple(
         f"{detector.name.replace('_', ' ')}: needs {_alternatives(detector.requires)}"
@@ -388,7 +460,7 @@ def missing(metrics: Sequence[str] | set[str]) -> tuple[str, ...]:
 
 
 def _alternatives(requires: Sequence[Sequence[str]]) -> str:
-    """The first few."""
+    """Return a text with the first few sets of metrics that would be enough."""
     shown = " or ".join(" + ".join(needed) for needed in requires[:ALTERNATIVES])
     left = len(requires) - ALTERNATIVES
     return f"{shown}, or one of {left} others" if left > 1 else " or ".join(" + ".join(n) for n in requires)
@@ -441,7 +513,9 @@ def _series(imported: ImportedRun, names: Sequence[str]) -> dict[str, Series]:
 
 
 def shown(config: Mapping[str, JSON]) -> dict[str, str]:
-    """The configuration with dotted names, once more without secrets: an older version may have recorded it.
+    """Return the configuration as dotted option -> shortened text, without secrets.
+
+    Secrets are removed once more because an older version may have recorded them.
 
     >>> shown({"optim": {"lr": 1e-6}, "hub_token": "hf_x", "hook": "https://u:pw@h/hooks/x"})
     {'hook': 'https://h/[redacted]', 'hub_token': '[redacted]', 'optim.lr': '1e-06'}
@@ -450,7 +524,7 @@ def shown(config: Mapping[str, JSON]) -> dict[str, str]:
 
 
 def options_of(config: Mapping[str, JSON]) -> dict[str, str]:
-    """Return the configuration with dotted names and values of any length, sorted by name."""
+    """Return the configuration as dotted option -> text of any length, sorted by name, without secrets."""
     return dict(sorted(_flat(recordable(config), "")))
 
 
@@ -477,7 +551,11 @@ LONGEST_CELL = 300
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
-    """A table: a header that starts with ``>`` is of numbers; ``left_out`` rows are not shown."""
+    """One table of a post-mortem.
+
+    ``headers``: titles; one that starts with ``>`` is of numbers. ``rows``: texts. ``left_out``: number of rows that
+    are not shown. ``folded``: whether it is collapsed at first. ``note``: remark below it.
+    """
 
     headers: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
@@ -494,13 +572,13 @@ def _table(
 
 
 def findings_table(facts: RunSummary) -> ReportTable:
-    """Return the table of findings, newest first."""
+    """Return the table of a run's findings (detected problems), newest first."""
     rows = [_cells(FINDINGS, FINDINGS_SHOWN, finding) for finding in reversed(facts.findings)]
     return _table(heads(FINDINGS, FINDINGS_SHOWN), rows, folded=len(rows) > 12)
 
 
 def alerts_table(facts: RunSummary) -> ReportTable:
-    """Return the table of alerts, in order of onset."""
+    """Return the table of a run's alerts, in order of onset."""
     rows = [_cells(ALERTS, ALERTS_SHOWN, alert) for alert in facts.alerts]
     return _table(heads(ALERTS, ALERTS_SHOWN), rows)
 
@@ -515,7 +593,7 @@ def _cells(columns: Mapping[str, Column], names: Sequence[str], record: Finding 
 
 
 def commands_table(facts: RunSummary) -> ReportTable:
-    """Commands of the run, oldest first."""
+    """Return the table of users' commands to a run, oldest first."""
     rows = [
         (moment(c.created_at), words(c.kind), c.status.value, step(c.finished_step), c.requested_by, c.why, c.result)
         for c in facts.commands
@@ -541,7 +619,7 @@ CULPRIT_COLUMNS = {
 
 
 def culprits_table(facts: RunSummary) -> ReportTable:
-    """Tokens blamed for a gradient, newest step first."""
+    """Return the table of tokens found responsible for gradient spikes, newest step first."""
     columns = [name for name in CULPRIT_COLUMNS if any(name in row for row in facts.culprits)]
     rows = [[_quoted(row, name) for name in columns] for row in facts.culprits]
     note = "Share of the gradient norm of the step. Text is model output, shown verbatim."
@@ -549,7 +627,7 @@ def culprits_table(facts: RunSummary) -> ReportTable:
 
 
 def completions_table(facts: RunSummary) -> ReportTable:
-    """The best and the worst completions that were recorded, the best first."""
+    """Return the table of the best and the worst completions that were recorded, the best first."""
     rows = [
         (
             step(row["step"]),
@@ -568,7 +646,7 @@ def completions_table(facts: RunSummary) -> ReportTable:
 
 
 MOST_TEXT = 120
-"""Characters of a prompt, and of the beginning and of the end of a completion."""
+"""Number of characters of a prompt, and of the beginning and of the end of a completion."""
 
 
 def _ends(text: str) -> str:
@@ -587,7 +665,7 @@ def _quoted(row: Mapping[str, JSON], name: str) -> str:
 
 
 def config_table(facts: RunSummary) -> ReportTable:
-    """Flat, without secrets."""
+    """Return the table of a run's configuration: dotted option and value, without secrets, at most 400 rows."""
     rows = list(facts.config.items())
     return ReportTable(("option", "value"), tuple(rows[:400]), max(0, len(rows) - 400), folded=True)
 

@@ -1,4 +1,4 @@
-"""The post-mortem as one HTML file: no script, no request to anywhere, every datum as text."""
+"""The post-mortem of a run as one HTML file: no script, no request, all data as escaped text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What the page may load: nothing."""
+"""Content security policy of the page: it may load nothing."""
 FEW_DETECTORS = 8
-"""Detectors that could not run, shown without a fold."""
+"""Largest number of detectors that could not run which are listed without collapsing the list."""
 GOOD = ("finished", "running", "healthy")
 BAD = ("crashed", "collapsed", "damaged", "failing", "killed", "not learning")
 
 
 def html(facts: RunSummary) -> str:
-    """Return the whole page. Raises ``MissingExtraError`` if jinja2 is not installed."""
+    """Return a post-mortem as one HTML page. Raises ``MissingExtraError`` if jinja2 is not installed."""
     return _template().render(
         facts=facts,
         look="critical" if facts.status.split("@")[0] in BAD else "good" if facts.status in GOOD else "warning",
@@ -46,16 +46,16 @@ def _visible(value: object) -> object:
 
 @cache
 def _template() -> Template:
-    """The page, in which every text is escaped and its control characters are made visible."""
+    """Return the template of the page, which escapes every text and makes its control characters visible."""
     made = environment(_visible)
     made.globals.update(cell=table_cell)
     return made.get_template("page.html.jinja")
 
 
 def environment(finalize: Callable[[object], object]) -> Environment:
-    """The home of the templates of reports, and of what they call; every value that is no Markup passes ``finalize``.
+    """Return the jinja2 environment of the templates of reports.
 
-    Raises ``MissingExtraError`` where jinja2 is not installed.
+    ``finalize``: applied to every inserted value. Raises ``MissingExtraError`` where jinja2 is not installed.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined

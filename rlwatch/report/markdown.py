@@ -1,4 +1,4 @@
-"""The post-mortem as Markdown: the same sections; curves as lines of blocks, which any viewer shows."""
+"""The post-mortem of a run as Markdown, with the sections of the HTML page; curves are lines of block characters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLUMNS = 60
-"""Characters of a curve."""
+"""Width of a curve in characters."""
 
 
 def markdown(facts: RunSummary) -> str:
-    """Return the whole text; texts of users are escaped, so that they cannot become links, images or headings.
+    """Return a post-mortem as Markdown text.
 
-    Raises ``MissingExtraError`` where jinja2 is not installed.
+    Texts of users are escaped, so that they cannot become links, images or headings. Raises ``MissingExtraError`` where
+    jinja2 is not installed.
     """
     tables = {name: rows(facts) for name, rows in TABLES.items()}
     return _template().render(facts=facts, moments=_moments(facts.timeline), tables=tables) + "\n"
@@ -30,7 +31,7 @@ def markdown(facts: RunSummary) -> str:
 
 @cache
 def _template() -> Template:
-    """The text, in which all that is no Markup is escaped."""
+    """Return the template of the text, which escapes every value that is no Markup."""
     made = environment(lambda value: value if hasattr(value, "__html__") else Markup(for_markdown(str(value))))
     made.filters.update(code=_code, about=_about, drawn=_drawn)
     return made.get_template("page.md.jinja")
@@ -42,19 +43,21 @@ def _moments(moments: Sequence[TimelineEntry]) -> ReportTable:
 
 
 def _code(text: str) -> Markup:
-    """Backticks of the playbook stay code."""
+    """Return an escaped text in which parts in backticks remain code."""
     parts = re.split(r"(`[^`]+`)", text)
     return Markup("".join(part if part.startswith("`") else _spaced(part) for part in parts))
 
 
 def _spaced(part: str) -> str:
-    """Escaped, blanks at the ends kept."""
+    """Return an escaped text that keeps blanks at its ends."""
     bare = for_markdown(part)
     return f"{' ' if part[:1] == ' ' else ''}{bare}{' ' if part[-1:] == ' ' and bare else ''}"
 
 
 def _about(chart: Chart) -> Markup:
-    """The words after the name of a chart: unit, first level, what is not finite; lowest, highest and last value."""
+    """Return the text after the name of a chart: unit, first level, non-finite values; lowest, highest
+    and last value.
+    """
     values, bad = chart.curve.values, chart.curve.bad
     notes = [chart.unit, f"at the start {number(chart.baseline)}" if chart.baseline is not None else ""]
     notes += [f"{len(bad)} not finite, first at step {step(bad[0][0])}"] if bad else []
@@ -70,7 +73,10 @@ def _drawn(chart: Chart) -> Markup:
 
 
 def blocks(steps: Sequence[int], values: Sequence[float], columns: int = COLUMNS) -> str:
-    """A curve as block characters, a column for each stretch of steps: the value farthest from the middle in it.
+    """Draw a curve as at most ``columns`` block characters, one for each stretch of steps.
+
+    Each stretch shows its value that is farthest from the middle of the range. ``steps`` and ``values`` are not empty
+    and equally long; values are finite.
 
     >>> blocks(range(8), range(8), 8)
     '▁▂▃▄▅▆▇█'
