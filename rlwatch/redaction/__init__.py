@@ -1,10 +1,10 @@
 """Removal of secrets from values before they are stored or shown; the result is plain JSON.
 
 A secret is recognised in three ways. By its **name**, however it is spelt and nested (``hub_token``, ``accessToken``,
-``--api-key X`` in a command line, ``password='x'`` in an object's text). By its **shape**, in any text: known
-prefixes (``hf_``, ``ghp_``, ``AKIA`` ...), the parts of an address besides its host, private keys, random letters. And
-by its **value**: environment variables of this process whose names mark a secret, and the addresses and secrets of its
-alert channels.
+``--api-key X`` in a command line, ``password='x'`` in an object's text). By its **shape**, in any text: known prefixes
+(``hf_``, ``ghp_``, ``AKIA`` ...), the parts of an address besides its host, private keys, random letters. And by its
+**value**: environment variables of this process whose names mark a secret, and the addresses and secrets of its alert
+channels.
 
 The table of prefixes follows the documentation of the services, and the rules of gitleaks and detect-secrets. Neither
 tool is used here: this code runs in a trainer, which needs only numpy, and both tools look for keys in source code,
@@ -48,17 +48,17 @@ from rlwatch.redaction.names import (
 )
 
 MAX_TEXT = 2000
-"""Characters of a text that are kept."""
+"""Largest number of characters of a text that are kept."""
 MOST_VALUES = 20_000
 DEEPEST = 40
 MOST_TAGS = 1000
 MOST_IN_ARRAY = 1000
 MOST_WORDS = 30
-"""Words of a command given as a list that are searched for a program's option."""
+"""Number of words of a command given as a list that are searched for a program's option."""
 MOST_BITS = 1024
-"""Bits of a whole number; a longer one is no setting, and json refuses to write it."""
+"""Largest number of bits of a whole number; a longer one is no setting, and json refuses to write it."""
 _SHORTEST = 4
-"""Characters below which a fragment of an address is a common word, not a secret."""
+"""Number of characters below which a fragment of an address is a common word, not a secret."""
 
 
 def _set_of(text: str) -> frozenset[str]:
@@ -133,7 +133,7 @@ _COMMON_PAIRS = _set_of(
 
 
 def redacted(text: str, *, most: int = 5 * MAX_TEXT) -> str:
-    """Return ``text`` without secrets, cut at ``most`` characters.
+    """Return ``text`` with every secret replaced by ``[redacted]``, cut at ``most`` characters.
 
     >>> redacted("GET https://ann:s3cret@h/x?sig=ab12&n=1 failed, HF_TOKEN=abc --lr 1e-6")
     'GET https://[redacted]@h/x?sig=[redacted]&n=1 failed, HF_TOKEN=[redacted] --lr 1e-6'
@@ -146,7 +146,7 @@ _MOST_CLEAN = 100_000
 
 
 def clean_names(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``named`` with the secrets in its names removed; ``named`` itself if it is a dict without any.
+    """Return the mapping ``named`` with secrets in its keys removed; the same object if it is a dict without any.
 
     >>> clean_names({"loss": 1.0, "http://ann:s3cret@h/loss": 2.0})
     {'loss': 1.0, 'http://[redacted]@h/loss': 2.0}
@@ -157,7 +157,9 @@ def clean_names(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clean_name(name: str) -> str:
-    """Return the name of a metric or an event without secrets; random letters stay, as they may be a task's id."""
+    """Return the name of a metric or an event without secrets; random letters remain, as they may be
+    the id of a task.
+    """
     if name in _clean:
         return name
     kept = _without_secrets(name, max(5 * MAX_TEXT, len(name)), own_secrets(), drawn=False)
@@ -255,7 +257,7 @@ _MOMENT = re.compile(
 
 
 def is_random(text: str) -> bool:
-    """True if ``text`` looks like random letters, as a key does; hashes and names do not.
+    """Return whether ``text`` looks like random letters, as a key does; hashes and names do not.
 
     In random text of 20 or more digits, small and capital letters, the kind changes between 0.6 of all neighbours (0.3
     in names), and 0.2 of neighbouring letters are pairs common in English (0.6 in names).
@@ -276,7 +278,8 @@ def is_random(text: str) -> bool:
 
 
 def redact_url(url: str) -> str:
-    """Return scheme and host only: the path of a webhook's address is its password (Slack, Discord, Teams).
+    """Return only scheme, host and port of an address: the path of a webhook's address is its password (Slack,
+    Discord, Teams).
 
     >>> redact_url("https://user:pw@hooks.example.com:8443/services/T0/B1/abc?key=1")
     'https://hooks.example.com:8443/[redacted]'
@@ -297,7 +300,7 @@ def redact_url(url: str) -> str:
 _own: set[str] = set()
 _environment: tuple[float, tuple[str, ...]] = (-math.inf, ())
 LOOKED_S = 1.0
-"""Seconds between two scans of the environment."""
+"""Seconds between two scans of the environment for secrets."""
 
 
 def remember(secret: str) -> None:
@@ -306,7 +309,7 @@ def remember(secret: str) -> None:
 
 
 def own_secrets() -> tuple[str, ...]:
-    """Return the secrets of this process's environment and of its alert channels, the longest first."""
+    """Return the secrets in this process's environment and of its alert channels, the longest first."""
     global _environment
     if time.monotonic() >= _environment[0]:
         with suppress(KeyError, RuntimeError):  # another thread changes it at this moment
@@ -342,7 +345,14 @@ def _recognisable(secret: str) -> Iterator[str]:
 
 
 class Redactor:
-    """Hides the given secrets, and every secret part of the given addresses, in text.
+    """Hides given secrets, and every secret part of given addresses, in text.
+
+    Parameters
+    ----------
+    urls
+        Addresses, of which only scheme and host are shown.
+    secrets
+        Secrets.
 
     >>> Redactor(urls=["https://h/T0K3N"], secrets=["hush!"]).text("no hush! at /T0K3N, https://h/T0K3N")
     'no [redacted] at /[redacted], https://h/[redacted]'
@@ -357,13 +367,13 @@ class Redactor:
         self._replacements += [(part, HIDDEN) for part in sorted(found, key=len, reverse=True)]
 
     def text(self, text: str) -> str:
-        """Return ``text`` without the secrets."""
+        """Return ``text`` with the secrets hidden."""
         for secret, shown in self._replacements:
             text = text.replace(secret, shown)
         return text
 
     def error(self, error: BaseException) -> str:
-        """Return the type and message of an exception, without the secrets."""
+        """Return the type and the message of an exception as text, with the secrets hidden."""
         message = str(error).strip()
         return self.text(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
@@ -391,13 +401,13 @@ def recordable(config: object) -> dict[str, JSON]:
     Parameters
     ----------
     config
-        A mapping, namespace, dataclass or OmegaConf container, nested at will; None is an empty one.
+        A mapping, namespace, dataclass or OmegaConf container, arbitrarily nested; None is an empty one.
 
     Returns
     -------
     dict
-        Values that are no JSON become their ``repr``, cut at 2000 characters. A value that contains itself, is nested
-        40 deep, comes after 20,000 others or raises is replaced by a description in angle brackets.
+        Values that JSON cannot express become their ``repr``, cut at 2000 characters. A value that contains itself, is
+        nested 40 deep, comes after 20,000 others or raises is replaced by a description in angle brackets.
 
     Raises
     ------
@@ -436,7 +446,10 @@ def _converted(config: object, method: str) -> object:
 
 
 def plain(body: Mapping[str, object]) -> dict[str, JSON]:
-    """Return the body of a user's event as it may be stored: like :func:`recordable`, but with longer texts."""
+    """Return the body of a user's event as it may be stored: plain JSON without secrets.
+
+    Like :func:`recordable`, but with texts of up to 10,000 characters.
+    """
     kept = _Plain(most=5 * MAX_TEXT).value("", body)
     return kept if isinstance(kept, dict) else {}
 
@@ -614,7 +627,7 @@ def _name(key: object) -> str:
 
 
 def tags_of(tags: object) -> tuple[str, ...]:
-    """Return tags as they may be stored: None gives none, a single text one.
+    """Return a run's tags as they may be stored, without secrets: None gives none, a single text gives one tag.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Recognition of secrets by the name of a value and, if the name is ambiguous, by its shape.
 
-A name is surely that of a secret (``db_pw``), maybe (``sort_key``), or not. Under a sure name every value is hidden,
-except for those that cannot be secret: a flag, the name of a variable, nothing. Under an ambiguous name the value
-decides: ``conversation_id`` is a column, ``k9f8Kq2Zt`` is a key.
+A name is certainly that of a secret (``db_pw``), possibly (``sort_key``), or not. Under a certain name every value is
+hidden, except for those that cannot be secret: a flag, the name of a variable, an empty value. Under an ambiguous name
+the value decides: ``conversation_id`` is a column, ``k9f8Kq2Zt`` is a key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HIDDEN = "[redacted]"
 
 
 class Suspicion(IntEnum):
-    """Likelihood, from its name, that a value is a secret."""
+    """Likelihood that a value is a secret, judged by its name: ``NOTHING`` < ``MAYBE`` < ``SURE``."""
 
     NOTHING = 0
     MAYBE = 1
@@ -117,7 +117,7 @@ _OF_A_SERVICE = _CALLED - {("url",), ("uri",), ("base",), ("user",), ("username"
 
 @lru_cache(maxsize=4096)
 def suspicion(name: str) -> Suspicion:
-    """Return the likelihood that values under ``name`` are secrets.
+    """Return the likelihood that values under the name ``name`` are secrets.
 
     >>> [suspicion(name).name for name in ("hub_token", "judge.pw", "sort_key", "n_passwords", "eos_token_id")]
     ['SURE', 'SURE', 'MAYBE', 'MAYBE', 'NOTHING']
@@ -137,7 +137,7 @@ def suspicion(name: str) -> Suspicion:
 
 
 def names_a_secret(name: str) -> bool:
-    """True if values of this name are secrets, other than flags and references.
+    """Return whether values under ``name`` are certainly secrets, except for flags and references.
 
     >>> [names_a_secret(name) for name in ("hub_token", "accessToken", "x-api-key", "eos_token_id", "input_key")]
     [True, True, True, False, False]
@@ -146,7 +146,7 @@ def names_a_secret(name: str) -> bool:
 
 
 def opened_by_keys(names: Iterable[str]) -> frozenset[str]:
-    """Return the keys in ``names`` that belong to a service whose address or account is in ``names``, too.
+    """Return those of ``names`` that are keys of a service whose address or account is also among ``names``.
 
     >>> sorted(opened_by_keys(["tool_url", "tool_key", "prompt_key"])), sorted(opened_by_keys(["endpoint", "key"]))
     (['tool_key'], ['key'])
@@ -163,7 +163,9 @@ def opened_by_keys(names: Iterable[str]) -> frozenset[str]:
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of a name in small letters, without endings such as ``str``; ``pass word`` is one word."""
+    """Return the words of a name in small letters, without endings such as ``str``; ``pass word``
+    counts as one word.
+    """
     words = [word.lower() for word in _WORD.findall(name[-200:])] or [""]
     while len(words) > 1 and (words[-1].isdigit() or words[-1] in _JUST_TEXT):
         words.pop()
@@ -228,17 +230,19 @@ _USED_IN_PROSE = ("token", "tokens", "key", "keys", "auth")
 
 
 def is_a_word(name: str) -> bool:
-    """True for names that are also words of ordinary texts, before a colon or in a list: ``each token: of``."""
+    """Return whether a name is also a word of ordinary texts, before a colon or in a list: ``each token: of``."""
     return suspicion(name) is Suspicion.MAYBE or words_of(name)[-1] in _USED_IN_PROSE
 
 
 def is_hash(text: str) -> bool:
-    """True for a digest or an id in hexadecimal digits."""
+    """Return whether ``text`` is a digest or an id in hexadecimal digits."""
     return bool(_HASH.fullmatch(text))
 
 
 def hides(name: str, text: str, how: Suspicion) -> bool:
-    """True if ``text`` under ``name``, with the suspicion ``how``, is a secret."""
+    """Return whether the value ``text`` under ``name`` is a secret, given the suspicion ``how`` that
+    the name raises.
+    """
     text = text.strip()
     if how is Suspicion.NOTHING or text.lower() in _NOTHING or text == HIDDEN or _REFERENCE.fullmatch(text):
         return False
@@ -267,7 +271,10 @@ def _maybe_hides(words: list[str], text: str) -> bool:
 
 
 def hides_number(name: str, how: Suspicion) -> bool:
-    """True if a number under ``name`` is a password or a PIN; other numbers are never secret (``max_tokens``)."""
+    """Return whether a number under ``name`` is a password or a PIN; other numbers are never secret (``max_tokens``).
+
+    ``how``: the suspicion that the name raises.
+    """
     return how is Suspicion.SURE and bool(_PASSWORDS.search(name))
 
 
@@ -284,11 +291,11 @@ _PUNCTUATED = re.compile(r"(?=[^$%]*[A-Za-z])(?=\S*\d)[\w$.@-]*(?:[!#&]|(?<=\w)\
 """Words with a digit and a mark that no name has."""
 _LONGEST = 200
 _CHANGES = 0.42
-"""Least share of neighbouring characters of different kinds in random text; names have at most 0.3."""
+"""Smallest share of neighbouring characters of different kinds in random text; names have at most 0.3."""
 
 
 def looks_opaque(text: str) -> bool:
-    """True if ``text`` is a jumble of letters and digits, unlike words, columns, paths and numbers.
+    """Return whether ``text`` is a jumble of letters and digits, unlike words, columns, paths and numbers.
 
     >>> [looks_opaque(text) for text in ("conversation_id", "qwen2p5_7b", "eval/aime24/pass@1", "k9f8Kq2Ztx")]
     [False, False, False, True]
@@ -320,7 +327,7 @@ def _kinds(parts: list[str]) -> int:
 
 
 def kind_of(letter: str) -> str:
-    """Return the kind of a letter or digit: ``0``, ``a`` or ``A``."""
+    """Return the kind of a character: ``0`` for digits, ``a`` for small letters, ``A`` for others."""
     return "0" if letter.isdigit() else "a" if letter.islower() else "A"
 
 
@@ -404,7 +411,7 @@ _WORTH = re.compile(
 
 
 def without_logins(text: str) -> str:
-    """Return ``text`` without the passwords that follow a login, a command's option or a word for a password."""
+    """Return ``text`` with passwords hidden that follow a login, a command's option or a word for a password."""
     if not _WORTH.search(text):
         return text
     text = _BEFORE_AT.sub(_without_user, text) if "@" in text else text
@@ -416,7 +423,9 @@ def without_logins(text: str) -> str:
 
 
 def option_of(argv: Sequence[str], word: str) -> str | None:
-    """Return ``word``, which follows ``argv``, without the password that the program takes there; None if none."""
+    """Return ``word`` with the password hidden that a program takes there, given the words ``argv`` before it; else
+    None.
+    """
     if not argv:
         return None
     line = " ".join((*argv, word))
