@@ -19,15 +19,17 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Severity
 
 REACH = 300
-"""Steps within which an effect follows its cause, unless a kind sets its own: published collapses by mismatch,
-entropy or likelihood took 40 to 300 steps from their first sign."""
+"""Number of steps within which an effect follows its cause, unless a kind sets its own.
+
+Published collapses by mismatch, entropy or likelihood took 40 to 300 steps from their first sign.
+"""
 ROOM = "rlwatch.detectors."
-"""Package below which entries name their detectors."""
+"""Package to which the names of detectors in entries are relative."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """A kind of finding: an entry of ``kinds.toml``, whose head documents each field."""
+    """One kind of finding (detected problem): an entry of ``kinds.toml``, whose head documents each field."""
 
     name: str
     title: str
@@ -55,30 +57,37 @@ class FindingKind:
 
     @property
     def label(self) -> str:
-        """The title within a sentence: ``entropy collapse``, ``NaN or infinity``, ``KL to the reference saturated``."""
+        """Title of the kind within a sentence: ``entropy collapse``, ``NaN or infinity``, ``KL to the reference
+        saturated``.
+        """
         first, _, rest = self.title.partition(" ")
         return f"{first.lower() if first.istitle() else first}{' ' if rest else ''}{rest}"
 
     @property
     def undone(self) -> bool:
-        """Answered by rolling back before anything else: the policy itself is lost."""
+        """Return whether the first action against this failure is to roll back: the policy itself is lost."""
         return bool(self.do) and self.do[0]["action"] == "roll-back"
 
     @property
     def accumulates(self) -> bool:
-        """True of a distance that grows in every run: its onset is where it began to grow, not where the run failed."""
+        """Return whether the kind is about a distance that grows in every run, such as KL to the reference.
+
+        Its onset is the step at which the distance began to grow, not the step at which the run failed.
+        """
         return self.side == "distance"
 
 
 @cache
 def kinds() -> Mapping[str, FindingKind]:
-    """Every kind there is, by name, in the order of the catalogue."""
+    """Return every kind of finding by name, in the order of the catalogue."""
     return {name: _kind(name, table) for name, table in _read("kinds.toml").items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A setting of a run (a hyperparameter or a part of its set-up): an entry of ``knobs.toml``, which documents it."""
+    """A setting of a run (a hyperparameter or a part of its set-up): an entry of ``knobs.toml``, which documents each
+    field.
+    """
 
     name: str
     title: str
@@ -98,30 +107,30 @@ class Knob:
 
     @property
     def signs(self) -> tuple[int, ...]:
-        """Directions that hurt: 1 up, -1 down."""
+        """Directions of a change that hurt: 1 for up, -1 for down."""
         return {"up": (1,), "down": (-1,)}.get(self.hurts, (1, -1))
 
     @property
     def leads_to(self) -> tuple[str, ...]:
-        """Kinds that may follow when it is turned: all but those that speak of another knob."""
+        """Kinds of findings that may follow a change of this setting: all but those that point to another setting."""
         others = {kind for knob in knobs().values() if knob.name != self.name for kind in knob.shows}
         return tuple(name for name in kinds() if name not in others or name in self.also)
 
 
 @cache
 def knobs() -> Mapping[str, Knob]:
-    """Every knob that is known, by name, in the order of the catalogue."""
+    """Return every known setting (hyperparameter) by name, in the order of the catalogue."""
     return {name: _knob(name, table) for name, table in _read("knobs.toml").items()}
 
 
 @cache
 def actions() -> Mapping[str, Mapping[str, JSON]]:
-    """Tables of the actions that kinds name, by id."""
+    """Return id -> table of each action in the catalogue that can be recommended against a failure."""
     return _read("actions.toml")
 
 
 def entry(name: str) -> FindingKind:
-    """Return the entry of a kind; for a kind outside the catalogue, one made from its name.
+    """Return the catalogue's entry for a kind of finding; for an unknown kind, one made from its name.
 
     >>> entry("kl_drift").title, entry("my_kind").label
     ('Drift from the reference', 'my kind')
@@ -135,17 +144,21 @@ def entry(name: str) -> FindingKind:
 
 @cache
 def collapse_kinds() -> frozenset[str]:
-    """Kinds that, while critical, mean the policy is not fit to become a reference."""
+    """Return the kinds of findings that, while critical, mean that the policy is unfit to become a reference."""
     return frozenset(name for name, kind in kinds().items() if kind.collapse)
 
 
 def reported_by(detector: str) -> tuple[FindingKind, ...]:
-    """The entries of a detector, given as ``module.Class`` below ``rlwatch.detectors``."""
+    """Return the catalogue's entries that a detector reports; ``detector``: ``module.Class`` below
+    ``rlwatch.detectors``.
+    """
     return tuple(kind for kind in kinds().values() if kind.detector == detector)
 
 
 def detector_class(kind: FindingKind) -> Any:
-    """The class that reports a kind. Raises ``ConfigError`` where there is none of that name."""
+    """Return the class of the detector that reports a kind of finding. Raises ``ConfigError`` where there is no such
+    class.
+    """
     module, _, name = kind.detector.rpartition(".")
     try:
         return getattr(import_module(ROOM + module), name)
@@ -175,7 +188,7 @@ def _knob(name: str, table: Mapping[str, Any]) -> Knob:
 
 
 def _uses(table: Any) -> tuple[Mapping[str, str], ...]:
-    """Actions that an entry names, with what differs for it."""
+    """Return the actions that an entry names, with the texts that differ for it."""
     return tuple({"action": one} if isinstance(one, str) else one for one in table)
 
 

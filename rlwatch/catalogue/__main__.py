@@ -1,4 +1,4 @@
-"""Write the pages that the catalogue makes: ``python -m rlwatch.catalogue [--check]``, in a clone's root.
+"""Write the parts of docs that derive from the catalogue: ``python -m rlwatch.catalogue [--check]``, in a clone's root.
 
 Pages of ``docs/`` hold blocks between ``<!-- catalogue: NAME -->`` and ``<!-- end -->``. This program writes their
 contents, and the number of detectors wherever it appears.
@@ -22,14 +22,17 @@ WHOLE = "Of a run as a whole"
 
 
 def page(text: str) -> str:
-    """The page with its blocks and counts made anew. Raises ``KeyError`` for a block of no such name."""
+    """Return the text of a page with its generated blocks and the number of detectors renewed.
+
+    Raises ``KeyError`` for a block of an unknown name.
+    """
     detectors = {kind.detector for kind in kinds().values() if kind.detector}
     blocks = BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[3]}", text)
     return COUNT.sub(f"{len(detectors)} detectors", blocks)
 
 
 def findings() -> str:
-    """Tables of all kinds, by family."""
+    """Return Markdown tables of all kinds of findings, one for each family."""
     known = kinds().values()
     found = [(family, [k for k in known if k.detector and k.family == family.value]) for family in Family]
     tables = [_table(family.value, of_it) for family, of_it in found if of_it]
@@ -48,12 +51,12 @@ def _row(kind: FindingKind) -> str:
 
 
 def collapses() -> str:
-    """The kinds that veto a reset while they are critical."""
+    """Return a Markdown list of the kinds of findings that veto a reset of the reference while they are critical."""
     return ", ".join(f"`{kind.name}`" for kind in kinds().values() if kind.collapse) + ".\n"
 
 
 def rules() -> str:
-    """The default alert rules and what each is about."""
+    """Return a Markdown table of the default alert rules, with the kinds of findings of each."""
     names = dict.fromkeys(kind.rule for kind in kinds().values())
     rows = ((name, [kind.name for kind in kinds().values() if kind.rule == name]) for name in names)
     lines = [f"| `{name}` | {', '.join(f'`{kind}`' for kind in about)} |\n" for name, about in rows]
@@ -61,7 +64,7 @@ def rules() -> str:
 
 
 def knob_table() -> str:
-    """The knobs, how each is known when it is turned, and how far is known to break runs."""
+    """Return a Markdown table of settings: the metrics that log each, and the change that is known to break runs."""
     ways = {"up": "x {0:g}", "down": "/ {0:g}", "both": "x or / {0:g}"}
     lines = ["| knob | metrics that are it | known to break runs | source |\n|---|---|---|---|\n"]
     for knob in knobs().values():
@@ -71,7 +74,7 @@ def knob_table() -> str:
 
 
 def metrics() -> str:
-    """Tables of all metrics, by family: unit, range, meaning, and what trainers call them."""
+    """Return Markdown tables of all metrics by family: unit, range, meaning, and the trainers' names."""
     found = []
     for family in Family:
         rows = [metric for metric in (*TABLE, *OPEN) if metric.family is family]
@@ -95,7 +98,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite the pages; with ``--check`` only list those that are out of date."""
+    """Rewrite the pages that are out of date; with ``--check`` in ``arguments`` only list them.
+
+    Returns the exit code: 1 if ``--check`` found one, else 0.
+    """
     stale = []
     for path in map(Path, PAGES):
         text = path.read_text(encoding="utf-8")
