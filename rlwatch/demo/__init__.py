@@ -1,8 +1,9 @@
-"""``rlwatch demo``: one real TRL GRPO run, watched live, steered once, and lost to its own learning rate.
+"""``rlwatch demo``: one real GRPO run of TRL that is watched live, gets one command, and fails by its own learning
+rate.
 
-Here are the numbers of the run, all fixed before it starts; the slip that kills it is one of them. A learning-rate
-range test (the rate grows by a fixed factor every update, arXiv 1506.01186) was left in the schedule behind the real
-one. Nothing is injected: the optimizer does the rest.
+This module has the numbers of the run, all fixed before it starts; the mistake that breaks it is one of them. A
+learning-rate range test (the rate grows by a fixed factor every update, arXiv 1506.01186) was left in the schedule
+behind the real one. No fault is injected: the optimizer does the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ TINY, SMOLLM2 = "tiny", "smollm2"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Hyper-parameters of the demo. Steps are optimizer steps, one rollout batch each."""
+    """Hyperparameters of the demo's run. Steps are optimizer steps, with one rollout batch each."""
 
     model: str = TINY
     seed: int = 0
@@ -37,7 +38,7 @@ class Recipe:
     range_test_end: float = 0.5
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of the update that follows ``step`` updates.
+        """Return the learning rate of the update that follows ``step`` updates.
 
         >>> recipe = Recipe()
         >>> [f"{recipe.learning_rate_at(step):.2g}" for step in (0, 3, 60, 170, 200, 319)]
@@ -73,5 +74,5 @@ REAL = Recipe(
 
 
 def recipe_of(model: str) -> Recipe:
-    """Return the numbers of the demo for a model."""
+    """Return the hyperparameters of the demo for a model, ``tiny`` or ``smollm2``."""
     return REAL if model == SMOLLM2 else Recipe()

