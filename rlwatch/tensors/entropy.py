@@ -29,12 +29,13 @@ class Softmax:
     """Softmax sums over the vocabulary for n rows of logits.
 
     ``top`` (n,): the largest logit. ``log_total`` (n,): log sum exp(t) with t = (logit - top) / temperature.
-    ``entropy`` (n,): in nats.
+    ``entropy`` (n,): in nats. ``collision`` (n,): sum of the squared probabilities, NaN unless requested.
     """
 
     top: Tensor
     log_total: Tensor
     entropy: Tensor
+    collision: Tensor
 
     def logp(self, rows: Tensor, ids: Tensor, temperature: float) -> Tensor:
         """Return log-probs (n,) in nats of the entries ``ids`` (n,) of ``rows`` (n, V); NaN for an id outside [0,
@@ -45,7 +46,7 @@ class Softmax:
         return torch.where(known, (widen(chosen) - self.top) / temperature - self.log_total, torch.nan)
 
 
-def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = None) -> Softmax:
+def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = None, collision: bool = False) -> Softmax:
     """Return the softmax sums of ``rows`` (n, V) / ``temperature``; ``tile``: number of elements widened at a time.
 
     Raises ``ValueError`` for a temperature or a tile that is not positive.
@@ -56,15 +57,18 @@ def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = Non
         raise ValueError(f"a tile must hold at least 1 element, got {tile}")
     size = tile or (CPU_TILE if rows.device.type == "cpu" else DEVICE_TILE)
     columns = min(COLUMNS, size, rows.shape[-1])
-    parts = [_of_block(block, columns, temperature) for block in torch.split(rows.detach(), max(1, size // columns))]
+    every = torch.split(rows.detach(), max(1, size // columns))
+    parts = [_of_block(block, columns, temperature, collision=collision) for block in every]
     return Softmax(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _of_block(rows: Tensor, columns: int, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def _of_block(
+    rows: Tensor, columns: int, temperature: float, *, collision: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # With t = (z - max z) / temperature and Z = sum exp(t): p = exp(t) / Z, so H = -sum p log p = log Z - sum t exp(t)
     # / Z. Two sums over the vocabulary, none of them of log p, and exp(t) <= 1 whatever the logits are.
     top = widen(rows.amax(-1, keepdim=True))
-    total, moment = torch.zeros_like(top[:, 0]), torch.zeros_like(top[:, 0])
+    total, moment, squares = (torch.zeros_like(top[:, 0]) for _ in range(3))
     for part in torch.split(rows, columns, -1):
         below = part - top
         if temperature != 1:
@@ -73,8 +77,11 @@ def _of_block(rows: Tensor, columns: int, temperature: float) -> tuple[Tensor, T
         weight = below.exp()
         total += weight.sum(-1)
         moment += below.mul_(weight).sum(-1)
+        if collision:
+            squares += weight.square_().sum(-1)
     log_total = total.log()
-    return top[:, 0], log_total, log_total - moment / total
+    met = squares / total.square() if collision else torch.full_like(total, torch.nan)
+    return top[:, 0], log_total, log_total - moment / total, met
 
 
 def blocks(logits: Tensor) -> Iterator[Tensor]:
@@ -116,17 +123,32 @@ def token_logp_entropy(
     The log-probs are those of ``log_softmax`` and ``gather``, in nats, <= 0; NaN for an id outside [0, V), such as the
     -100 that marks padding. Otherwise as :func:`token_entropy`.
     """
+    logp, entropy, _ = _of_tokens(logits, ids, temperature, tile, collision=False)
+    return logp, entropy
+
+
+def token_logp_entropy_collision(
+    logits: Tensor, ids: Tensor, *, temperature: float = 1.0, tile: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`token_logp_entropy`, and the sum of the squared probabilities, in one pass; all (...)."""
+    return _of_tokens(logits, ids, temperature, tile, collision=True)
+
+
+def _of_tokens(
+    logits: Tensor, ids: Tensor, temperature: float, tile: int | None, *, collision: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     if logits.is_nested:
         flat_ids = ids.values() if ids.is_nested else ids.flatten()
-        logp, entropy = token_logp_entropy(logits.values(), flat_ids, temperature=temperature, tile=tile)
-        return _jagged(logp, logits), _jagged(entropy, logits)
+        flat = _of_tokens(logits.values(), flat_ids, temperature, tile, collision=collision)
+        return _jagged(flat[0], logits), _jagged(flat[1], logits), _jagged(flat[2], logits)
     with torch.no_grad():
         rows = list(blocks(logits))
-        parts = [softmax_of(block, temperature=temperature, tile=tile) for block in rows]
+        parts = [softmax_of(block, temperature=temperature, tile=tile, collision=collision) for block in rows]
         pieces = torch.split(ids.flatten(), [block.shape[0] for block in rows])
         each = zip(parts, rows, pieces, strict=True)
-        chosen = [part.logp(block, piece, temperature) for part, block, piece in each]
-        return torch.cat(chosen).view(ids.shape), torch.cat([part.entropy for part in parts]).view(ids.shape)
+        chosen = torch.cat([part.logp(block, piece, temperature) for part, block, piece in each])
+        entropy, met = (torch.cat([getattr(part, name) for part in parts]) for name in ("entropy", "collision"))
+        return chosen.view(ids.shape), entropy.view(ids.shape), met.view(ids.shape)
 
 
 def _jagged(values: Tensor, like: Any) -> Tensor:

@@ -9,6 +9,8 @@
   order d = (1 - 1/T) (log p + H) with the entropy H of the trainer at that token: one number explains all of d.
 * Rounding makes d a noise on both sides of 0, as large as the token's probability permits (1 - p), at any position.
 * An error that adds up, as in a state that every token reads and writes, makes d grow along the response.
+* Another template or tokenizer moves control tokens, those that follow one, and the first of a response most.
+* A router that chooses other experts moves the tokens after those that it sent elsewhere, and the others hardly.
 * Old weights make d grow with the versions between sampling and learning. Within one version they look like rounding.
 
 An infinite gap has no shape: if one is scored, the sums and the statistics made from them are infinite or NaN. All
@@ -24,12 +26,21 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from rlwatch.tensors.control_tokens import template_places
 from rlwatch.tensors.masked import indicator, keep, masked_count, widen
 from rlwatch.tensors.mergeable import Correlation, Mean, ShareStat, Slope, Stat, Stats
-from rlwatch.tensors.mismatch import LogProbGap
+from rlwatch.tensors.mismatch import LogProbGap, differing_layers, recorded
 from rlwatch.tensors.tokens import TokenBatch
 
-__all__ = ["observe_gap_shape", "place_stats", "side_stats", "temperature_stats", "version_stats"]
+__all__ = [
+    "observe_gap_shape",
+    "place_stats",
+    "routing_contrast",
+    "side_stats",
+    "temperature_stats",
+    "template_stats",
+    "version_stats",
+]
 
 
 # Sides: how much of the gap lies above 0, where a truncated distribution has nothing.
@@ -130,45 +141,45 @@ def temperature_stats(gap: LogProbGap, entropy: Tensor | None = None) -> Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class LateOverEarly(Stat):
-    """Ratio >= 0 of two quotients, sum of sizes over sum of scales: that of late elements over that of early elements.
+class RoomRatio(Stat):
+    """Ratio >= 0 of two quotients, sum of sizes over sum of scales: that of chosen elements over that of the others.
 
     Not measured if one of the four sums is 0.
     """
 
-    early: Tensor
-    early_room: Tensor
-    late: Tensor
-    late_room: Tensor
+    others: Tensor
+    others_room: Tensor
+    chosen: Tensor
+    chosen_room: Tensor
 
     @classmethod
-    def of(cls, size: Tensor, room: Tensor, late: Tensor, mask: Tensor) -> Self:
-        """Sum ``size`` and its scale ``room`` (of one shape, >= 0) inside ``mask``, separately where ``late`` (bool) is
-        set.
+    def of(cls, size: Tensor, room: Tensor, chosen: Tensor, mask: Tensor) -> Self:
+        """Sum ``size`` and its scale ``room`` (of one shape, >= 0) inside ``mask``, separately where ``chosen`` (bool)
+        is set.
         """
         on = mask.bool()
-        sums = [keep(x, side, 0.0).sum() for side in (on & ~late, on & late) for x in (size, room)]
+        sums = [keep(x, side, 0.0).sum() for side in (on & ~chosen, on & chosen) for x in (size, room)]
         return cls(masked_count(mask, size), *sums)
 
     @override
     def merge(self, other: Self) -> Self:
         return type(self)(
             self.count + other.count,
-            self.early + other.early,
-            self.early_room + other.early_room,
-            self.late + other.late,
-            self.late_room + other.late_room,
+            self.others + other.others,
+            self.others_room + other.others_room,
+            self.chosen + other.chosen,
+            self.chosen_room + other.chosen_room,
         )
 
     @override
     def settle(self) -> Self:
-        sums = (self.early, self.early_room, self.late, self.late_room)
+        sums = (self.others, self.others_room, self.chosen, self.chosen_room)
         empty = torch.stack([total == 0 for total in sums]).any()
         return replace(self, count=torch.where(empty, 0.0, self.count))
 
     @override
     def value(self) -> Tensor:
-        return self.late / self.late_room / (self.early / self.early_room)
+        return self.chosen / self.chosen_room / (self.others / self.others_room)
 
 
 def place_stats(gap: LogProbGap) -> Stats:
@@ -180,7 +191,40 @@ def place_stats(gap: LogProbGap) -> Stats:
     the tokens of one half are all certain or without a gap.
     """
     late = 2 * gap.scored.cumsum(-1) > gap.scored.sum(-1, keepdim=True)
-    return {"mismatch/late_ratio": LateOverEarly.of(gap.d.abs(), -torch.expm1(gap.trainer), late, gap.scored)}
+    return {"mismatch/late_ratio": RoomRatio.of(gap.d.abs(), room_of(gap), late, gap.scored)}
+
+
+def room_of(gap: LogProbGap) -> Tensor:
+    """Return 1 - p of each token, p the trainer's probability: how far a noise of the logits can move it."""
+    return -torch.expm1(gap.trainer)
+
+
+def template_stats(gap: LogProbGap, places: Tensor) -> Stats:
+    """``template_ratio``: |d| over 1 - p at ``places`` (B, T, bool) over the same elsewhere; ``template_share``: the
+    share of the summed |d| that is there.
+
+    1 where a noise does not know templates, far above it where trainer and engine apply them differently.
+    """
+    size = gap.d.abs()
+    return {
+        "mismatch/template_ratio": RoomRatio.of(size, room_of(gap), places, gap.scored),
+        "mismatch/template_share": ShareStat.of(torch.where(places, size, 0.0), size, gap.scored),
+    }
+
+
+def routing_contrast(gap: LogProbGap, experts: Tensor, rollout_experts: Tensor, mask: Tensor) -> Stats:
+    """``routing_ratio``: |d| over 1 - p of tokens whose predecessor went to other experts, over the same of the others.
+
+    A token's experts decide about the log-prob of the next one. 1 where the router follows a noise, as it does where
+    everything is rounded; far above 1 where the router is what differs. Nothing where the two routings (B, T, layers,
+    k) differ in shape or device.
+    """
+    alike = experts.shape == rollout_experts.shape and experts.device == rollout_experts.device == mask.device
+    if not alike or experts.dim() != 4 or not experts.shape[2] or mask.shape[1] < 2:
+        return {}
+    known, moved = recorded(experts, rollout_experts, mask), differing_layers(experts, rollout_experts) > 0
+    size, room, scored = gap.d.abs()[:, 1:], room_of(gap)[:, 1:], gap.scored[:, 1:] & known[:, :-1]
+    return {"mismatch/routing_ratio": RoomRatio.of(size, room, moved[:, :-1], scored)}
 
 
 def version_stats(gap: LogProbGap, staleness: Tensor) -> Stats:
@@ -198,5 +242,9 @@ def observe_gap_shape(batch: TokenBatch) -> Stats:
     if batch.rollout_logp is None:
         return {}
     gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    places = template_places(gap.scored, batch.ids, batch.control)
     stats = {**side_stats(gap), **temperature_stats(gap, batch.entropy), **place_stats(gap)}
+    stats |= template_stats(gap, places)
+    if batch.experts is not None and batch.rollout_experts is not None:
+        stats |= routing_contrast(gap, batch.experts, batch.rollout_experts, batch.mask)
     return stats if batch.staleness is None else stats | version_stats(gap, batch.staleness)

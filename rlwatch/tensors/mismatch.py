@@ -58,6 +58,7 @@ __all__ = [
     "observe_mismatch",
     "observe_mismatch_detail",
     "response_gap_stats",
+    "router_shift_stats",
     "routing_stats",
     "tail_stats",
 ]
@@ -511,6 +512,24 @@ def routing_stats(
     return stats
 
 
+def router_shift_stats(experts: Tensor, old_experts: Tensor, mask: Tensor) -> Stats:
+    """Compare the routing of the policy being updated with that of the policy that the update began with.
+
+    Both (B, T, layers, k) over ``mask`` (B, T): nothing where the two differ in shape, or do not lie on its device.
+    ``router_token_frac``: share of tokens that differ in at least one layer; ``router_layer_frac``: share of (token,
+    layer) pairs. Such a shift makes ratios volatile and precedes collapse (arXiv 2510.23027).
+    """
+    alike = experts.shape == old_experts.shape and experts.device == old_experts.device == mask.device
+    if not alike or experts.dim() != 4 or not experts.shape[2]:
+        return {}
+    known = mask.bool() & (experts >= 0).flatten(2).all(-1) & (old_experts >= 0).flatten(2).all(-1)
+    layers = differing_layers(experts, old_experts).float()
+    return {
+        "ratio/router_layer_frac": Mean.of(layers / experts.shape[2], known),
+        "ratio/router_token_frac": Mean.of((layers > 0).float(), known),
+    }
+
+
 MOST_EXPERTS = 512
 """Most experts of a layer that are counted; if there are more, nothing is reported."""
 
@@ -615,7 +634,12 @@ def observe_mismatch_detail(batch: TokenBatch) -> Stats:
     gap = None if batch.rollout_logp is None else LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     routes = batch.experts if batch.experts is not None else batch.rollout_experts
     loads = {} if routes is None else load_stats(routes, batch.mask)
-    return {**_gap_stats(batch, gap), **loads, **_routing_stats(batch, gap)}
+    shift = (
+        {}
+        if batch.experts is None or batch.old_experts is None
+        else router_shift_stats(batch.experts, batch.old_experts, batch.mask)
+    )
+    return {**_gap_stats(batch, gap), **loads, **shift, **_routing_stats(batch, gap)}
 
 
 def _gap_stats(batch: TokenBatch, gap: LogProbGap | None) -> Stats:

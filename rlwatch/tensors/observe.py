@@ -12,7 +12,9 @@ from collections.abc import Callable
 import torch
 
 from rlwatch.tensors.advantages import observe_advantages, observe_displacement, observe_logp
+from rlwatch.tensors.control_tokens import observe_control
 from rlwatch.tensors.degeneration import observe_degeneration
+from rlwatch.tensors.energy import observe_energy
 from rlwatch.tensors.entropy import (
     observe_covariance,
     observe_entropy,
@@ -53,6 +55,8 @@ CORE: tuple[Observer, ...] = (
     observe_advantages,
     observe_lengths,
     observe_environment,
+    observe_control,
+    observe_energy,
 )
 """Observers that cost a pass or two over (B, T) each."""
 

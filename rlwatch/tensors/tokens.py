@@ -47,10 +47,15 @@ class TokenBatch:
         (B, T) tokens the environment (a tool, a user) wrote, which no loss may count.
     staleness
         (B,) policy versions between the rollout and this update.
-    experts, rollout_experts
-        (B, T, layers, k) ids of the experts a token was routed to, in the trainer and in the rollout engine.
+    experts, rollout_experts, old_experts
+        (B, T, layers, k) ids of the experts a token was routed to: in the trainer, in the rollout engine, and in the
+        trainer under the policy that the update began with.
+    collision
+        (B, T) sum of the squared probabilities of all tokens at a place.
     eos
         Ids that end a response; empty if the trainer does not give them.
+    control, tags
+        Ids of control tokens (of templates, tools, thinking); pairs of them that open and close a block.
     """
 
     logp: Tensor
@@ -70,7 +75,11 @@ class TokenBatch:
     staleness: Tensor | None = None
     experts: Tensor | None = None
     rollout_experts: Tensor | None = None
+    old_experts: Tensor | None = None
+    collision: Tensor | None = None
     eos: tuple[int, ...] = ()
+    control: tuple[int, ...] = ()
+    tags: tuple[tuple[int, int], ...] = ()
 
     @property
     def token_advantages(self) -> Tensor | None:
@@ -91,7 +100,7 @@ class TokenBatch:
         """True if the batch has the experts of its tokens, which take hundreds of times the memory of everything
         else.
         """
-        return self.experts is not None or self.rollout_experts is not None
+        return any(getattr(self, name) is not None for name in _EXPERTS)
 
     def copied(self) -> TokenBatch:
         """Return a copy with memory of its own, as the trainer may reuse its memory; ids of experts are not copied."""
@@ -99,7 +108,7 @@ class TokenBatch:
         return replace(self, **mine)
 
 
-_EXPERTS = ("experts", "rollout_experts")
+_EXPERTS = ("experts", "rollout_experts", "old_experts")
 
 
 def alike(one: TokenBatch, other: TokenBatch) -> bool:
@@ -254,17 +263,22 @@ def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, 
     }
     columns = {"sequence": row + first_row, "position": at[1]}
     columns |= {name: x.detach().expand(shape)[at] for name, x in measured.items() if x is not None}
+    met = None if batch.collision is None else batch.collision.detach()[at]
     if "old_logp" in columns:
         columns["ratio"] = (widen(columns["logp"]) - widen(columns["old_logp"])).exp()
     if "advantage" in columns:
-        columns["screen"] = screen(columns["logp"], columns["advantage"], columns.get("ratio"))
+        columns["screen"] = screen(columns["logp"], columns["advantage"], columns.get("ratio"), met)
     return columns
 
 
-def screen(logp: Tensor, advantages: Tensor, ratio: Tensor | None) -> Tensor:
+def screen(logp: Tensor, advantages: Tensor, ratio: Tensor | None, collision: Tensor | None = None) -> Tensor:
     """Return |A| r (1 - p) of tokens: how hard a token pushes its own logit, >= 0, in the shape of the arguments.
 
-    ``logp`` in nats; ``ratio`` r is None on-policy, where it is 1.
+    ``logp`` in nats; ``ratio`` r is None on-policy, where it is 1. With ``collision``, the sum of all squared
+    probabilities, it is how hard the token pushes all logits.
     """
-    push = widen(advantages).abs() * -torch.expm1(widen(logp))
+    own = -torch.expm1(widen(logp))
+    if collision is not None:
+        own = (own.square() + (widen(collision) - widen(logp).exp().square()).clamp(min=0.0)).sqrt()
+    push = widen(advantages).abs() * own
     return push if ratio is None else push * ratio

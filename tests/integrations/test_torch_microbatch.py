@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_loop import fresh_policy
 
+import rlwatch
 from rlwatch.integrations.torch.batch import BatchReader, LossSettings
 from rlwatch.tensors.entropy import token_entropy
 from rlwatch.tensors.observe import observe
@@ -418,3 +420,30 @@ def test_no_batch_whatever_its_shape_makes_it_raise(rows, width, seed, broken, k
         measured = numbers(batch)
         assert measured.get("nonfinite/logp", 0) <= 1
         assert bool(on.any()) == ("policy/logp_mean" in measured)
+
+
+def test_gradients_of_micro_batches_are_compared_where_the_loop_accumulates(tmp_path):
+    """Cleared before or after; what an optimizer step left behind is no gradient of this step."""
+    policy = fresh_policy()
+    agreed = {}
+    for cleared_late in (False, True):
+        watcher = rlwatch.Watcher(policy, store=str(tmp_path / str(cleared_late)), name="loop")
+        policy.zero_grad()
+        for step in (1, 2):
+            for part in range(3):
+                ids = torch.randint(1, 8, (2, 5), generator=torch.Generator().manual_seed(part))
+                logp = policy(ids).log_softmax(-1)[..., 0]
+                watcher.observe(logp=logp, mask=torch.ones_like(logp))
+                if cleared_late and part == 0:
+                    policy.zero_grad()
+                logp.mean().backward()
+            watcher.gradients()
+            if not cleared_late:
+                policy.zero_grad()
+            watcher.step(step, loss=0.1)
+            agreed[cleared_late, step] = dict(watcher.latest)
+        watcher.finish()
+        agreed[cleared_late, 2] = dict(watcher.latest)
+
+    assert 0 < agreed[False, 2]["optim/grad_agreement"] <= 1
+    assert "optim/grad_agreement" not in agreed[True, 2]

@@ -69,3 +69,14 @@ def test_sharded_gradients_are_left_to_the_engine(watched, monkeypatch):
 
     assert run.taps()[1]["optim/grad_norm"] == pytest.approx(run.rows()[1]["grad_norm"])
     assert not any(n.startswith(LAYER_PREFIX) for n in run.taps()[1])
+
+
+def test_gradients_of_micro_batches_are_compared_and_control_tokens_are_counted(watched):
+    """Of two micro-batches to a step; one alone has nothing to agree with."""
+    _, several = watched(max_steps=2, gradient_accumulation_steps=2)
+    _, alone = watched(max_steps=2, gradient_accumulation_steps=1)
+
+    for tap in several.taps().values():
+        assert -1 <= tap["optim/grad_agreement"] <= 1
+        assert 0 <= tap["text/control_share"] <= 1
+    assert not any("optim/grad_agreement" in tap for tap in alone.taps().values())

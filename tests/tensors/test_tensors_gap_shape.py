@@ -79,6 +79,14 @@ def oracle(b):
         (p, q, h, age) for row, age in zip(rows, b.staleness.tolist(), strict=True) for p, q, h in filter(None, row)
     ]
     gaps = [p - q for p, q, *_ in flat]
+    first, rest = ([], []), ([], [])
+    for row in rows:
+        lead = next((j for j, token in enumerate(row) if token is not None), None)
+        for j, token in enumerate(row):
+            if token is not None:
+                size, room = first if j == lead else rest
+                size.append(abs(token[0] - token[1]))
+                room.append(1 - math.exp(token[0]))
     line_x, early, late, rooms = [p + h for p, _, h, _ in flat], [], [], ([], [])
     for row in rows:
         known = [token for token in row if token is not None]
@@ -96,6 +104,8 @@ def oracle(b):
         "engine_temperature": 1 / (1 - xy / xx),
         "temperature_share": xy**2 / (xx * yy),
         "late_ratio": math.fsum(late) / math.fsum(rooms[1]) / (math.fsum(early) / math.fsum(rooms[0])),
+        "template_ratio": math.fsum(first[0]) / math.fsum(first[1]) / (math.fsum(rest[0]) / math.fsum(rest[1])),
+        "template_share": math.fsum(first[0]) / math.fsum(first[0] + rest[0]),
         "absdiff_per_version": line([(age, abs(p - q)) for p, q, _, age in flat])[0],
     }
 
@@ -169,7 +179,7 @@ def test_what_is_not_given_is_absent_and_what_cannot_be_told_too():
 
     assert observe_gap_shape(dataclasses.replace(b, rollout_logp=None)) == {}
     assert numbers(observe_gap_shape(bare)).keys() == {
-        "below_frac", "above_share", "logp_slope", "logp_corr", "late_ratio",
+        "below_frac", "above_share", "logp_slope", "logp_corr", "late_ratio", "template_ratio", "template_share",
     }  # fmt: skip
     assert numbers(observe_gap_shape(alike)) == {"below_frac": 1.0, "logp_slope": 0.0}
 

@@ -548,6 +548,8 @@ class Watcher(Steering):
         staleness: Rows = None,
         experts: Rows = None,
         rollout_experts: Rows = None,
+        old_experts: Rows = None,
+        collision: Rows = None,
         responses: Any = None,
     ) -> None:
         """Measure one micro-batch of B responses, T tokens wide. Call it once for each forward pass of the loss.
@@ -581,8 +583,11 @@ class Watcher(Steering):
             (B, T) mask of the tokens that a tool or a user wrote, which the loss must not count.
         staleness
             (B,) policy versions between the rollout and this update.
-        experts, rollout_experts
-            (B, T, layers, k) experts to which a token was routed, in the trainer and in the rollout engine.
+        experts, rollout_experts, old_experts
+            (B, T, layers, k) experts to which a token was routed: in the trainer, in the rollout engine, and in the
+            trainer when the update began.
+        collision
+            (B, T) sum of the squared probabilities of all tokens at a position, if ``logits`` is left out.
         responses
             (B,) indices of these responses in the last :meth:`rollouts`, from 0, so that the tokens that cause a spike
             are reported with prompt, group, task and reward. Not needed if both calls got ``ids`` of the same width.

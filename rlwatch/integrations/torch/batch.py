@@ -30,7 +30,7 @@ from rlwatch.integrations.completions import (
 )
 from rlwatch.records import CompletionBatch
 from rlwatch.rollouts import PART
-from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
+from rlwatch.tensors.entropy import token_entropy, token_logp_entropy_collision
 from rlwatch.tensors.padded import Padded, longest_row
 from rlwatch.tensors.responses import ResponseBatch, TaskNames
 from rlwatch.tensors.tokens import TokenBatch
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from rlwatch.run import Run
 
 
-TOKENS = ("entropy", "old_logp", "ref_logp", "rollout_logp", "ids", "environment")
+TOKENS = ("entropy", "old_logp", "ref_logp", "rollout_logp", "ids", "environment", "collision")
 """Inputs of shape (B, T), one value for each token."""
 RESPONSES = ("staleness",)
 """Inputs of shape (B,), one value for each response."""
-ROUTES = ("experts", "rollout_experts")
+ROUTES = ("experts", "rollout_experts", "old_experts")
 """Inputs of shape (B, T, layers, k)."""
-OF_THE_LOSS = ("clip", "dual_clip", "truncation", "off_policy_delta", "eos")
+OF_THE_LOSS = ("clip", "dual_clip", "truncation", "off_policy_delta", "eos", "control", "tags")
 """Settings of the loss, the same for every micro-batch."""
 WHOLE = ("ids", *ROUTES)
 """Inputs that must be integers, because they are indices, not measurements."""
@@ -72,7 +72,8 @@ class LossSettings:
 
     ``clip`` is (low, high) of a PPO clip, ``dual_clip`` the cap of dual-clip PPO, ``truncation`` the largest importance
     weight. ``off_policy_delta`` is the threshold of a sequence mask in nats per token. ``eos`` are the ids that end a
-    response, and logits are divided by ``temperature``.
+    response, ``control`` and ``tags`` control tokens (:class:`~rlwatch.tensors.tokens.TokenBatch`), and logits are
+    divided by ``temperature``.
     """
 
     clip: tuple[float, float] | None = None
@@ -80,6 +81,8 @@ class LossSettings:
     truncation: float | None = None
     off_policy_delta: float | None = None
     eos: tuple[int, ...] = ()
+    control: tuple[int, ...] = ()
+    tags: tuple[tuple[int, int], ...] = ()
     temperature: float = 1.0
 
 
@@ -118,9 +121,12 @@ class BatchReader:
         """Compute entropy, and log-probs if the ids are known, unless they were given."""
         logits, ids, heat = given["logits"], given.get("ids"), self.settings.temperature
         if "logp" not in given and ids is not None:
-            logp, entropy = _over_rows(lambda x, i: token_logp_entropy(*_paired(x, i), temperature=heat), logits, ids)
+            logp, entropy, collision = _over_rows(
+                lambda x, i: token_logp_entropy_collision(*_paired(x, i), temperature=heat), logits, ids
+            )
             given["logp"] = logp
             given.setdefault("entropy", entropy)
+            given.setdefault("collision", collision)
         elif "entropy" not in given:
             (given["entropy"],) = _over_rows(lambda x: (token_entropy(x, temperature=heat),), logits)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.completions import KeepCompletions
+from rlwatch.integrations.control_tokens import control_tokens
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.snapshots import Snapshots
@@ -44,8 +45,12 @@ class WatcherSettings:
     eos
         Id or ids of the tokens that end a response, so that responses that never end are counted; by default the
         tokenizer's.
+    control
+        Ids of control tokens (of the template, tools, thinking): their share and probability are measured, and whether
+        the mismatch sits at them; by default those that the tokenizer added.
     tokenizer
-        A tokenizer with Hugging Face's interface: for ``text``, and to check that sampled ids survive decoding.
+        A tokenizer with Hugging Face's interface: for ``text``, to check that sampled ids survive decoding, and for the
+        ids above.
     text, completions
         ``text``: keep the text of extreme tokens with their ids. ``completions``: keep a few completions at intervals
         (:class:`~rlwatch.integrations.completions.KeepCompletions`). If both are off, no text leaves the trainer.
@@ -94,6 +99,7 @@ class WatcherSettings:
     save: Callable[[], Any] | None = None
     temperature: float = 1.0
     eos: int | Sequence[int] = ()
+    control: Sequence[int] = ()
     tokenizer: Any = None
     text: bool = False
     completions: bool | KeepCompletions = False
@@ -123,6 +129,7 @@ class WatcherSettings:
             truncation=positive("truncation", self.truncation),
             off_policy_delta=positive("off_policy_delta", self.off_policy_delta),
             eos=eos_of(self.eos, self.tokenizer),
+            **control_of(self.control, self.tokenizer),
             temperature=positive("temperature", self.temperature) or 1.0,
         )
 
@@ -224,6 +231,14 @@ def eos_of(eos: Any, tokenizer: Any = None) -> tuple[int, ...]:
         raise ConfigError(f"eos must be a token id or a list of them, got {eos!r}")
     eos_id = getattr(tokenizer, "eos_token_id", None)
     return tuple(ids) or ((int(eos_id),) if eos_id is not None and _is_id(eos_id) else ())
+
+
+def control_of(control: Any, tokenizer: Any = None) -> dict[str, Any]:
+    """Return ids of control tokens, the tokenizer's if none are given, and its tags. Raises ``ConfigError``."""
+    if not isinstance(control, Sequence) or not all(_is_id(x) for x in control):
+        raise ConfigError(f"control must be a list of token ids, got {control!r}")
+    known = control_tokens(tokenizer)
+    return {"control": tuple(control) or known.ids, "tags": known.tags}
 
 
 def decoder_of(tokenizer: Any) -> Decode | None:

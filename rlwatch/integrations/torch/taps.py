@@ -27,6 +27,7 @@ from rlwatch.integrations.torch.localise import LoopCall, LossPasses
 from rlwatch.integrations.verifiers import TAP, VerifierMeter
 from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.recorder.intake import step_index
+from rlwatch.tensors.grad_agreement import GradientTrail
 from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
@@ -35,6 +36,7 @@ from rlwatch.tensors.transfer import freed
 from rlwatch.tensors.update_size import UpdateSample
 
 UPDATE_TAP = "size of the update"
+AGREEMENT_TAP = "gradients of micro-batches"
 IN_FLIGHT = 8
 """Largest number of steps whose copies from the device are pending; beyond that the oldest is waited for."""
 
@@ -78,7 +80,7 @@ class StepCounter:
             raise TypeError(name)
         if isinstance(value, Tensor):
             self._add_tensor(name, value.detach())
-        elif self._linked:
+        elif self.linked:
             self._add_tensor(name, torch.tensor(float(value), dtype=torch.float64, device="cpu"))
         else:
             self.tally.add_number(name, float(value))
@@ -93,7 +95,7 @@ class StepCounter:
         self.tally.stats[name] = Mean.of(number, torch.ones_like(number, dtype=torch.bool))
 
     @property
-    def _linked(self) -> bool:
+    def linked(self) -> bool:
         """Return True with several ranks, whose shares of a step are merged."""
         return self.seam.run is not None and self.seam.run.linked
 
@@ -106,7 +108,7 @@ class StepCounter:
         tally, self.tally = self.tally, StepTally()
         tally.end_stages(step, self.seam.run)
         self.seam.attempt("tokens", tally.measure)
-        self._sealed.append(tally.seal(step, shared=self._linked))
+        self._sealed.append(tally.seal(step, shared=self.linked))
 
     def deliver(self, *, wait: bool = False) -> None:
         """Record the ended steps in order; without ``wait`` only those whose copy from the device has arrived."""
@@ -196,6 +198,7 @@ class Collector:
     verifiers: VerifierMeter = field(init=False)
     canaries: list[CanaryScorer] = field(default_factory=list, init=False)
     _update: UpdateSample | None = field(default=None, init=False)
+    _trail: GradientTrail = field(default_factory=GradientTrail, init=False)
     comparison: SyncComparison = field(default_factory=SyncComparison, init=False)
 
     def __post_init__(self) -> None:
@@ -232,6 +235,7 @@ class Collector:
     def observe(self, inputs: Mapping[str, Any]) -> Refused:
         """Measure a micro-batch. Return the inputs that were left out, with the reasons."""
         self._begin()
+        self.steps.seam.attempt(AGREEMENT_TAP, self._look_at_gradients)
         if not self.level.includes(Level.TOKENS) or not first_of_copies():
             return {}
         reader = BatchReader(self.settings)
@@ -245,6 +249,20 @@ class Collector:
         if batch is not None and self.localises:
             reader.refused.update(self._loss_passes.observed(inputs, _copied(batch)))
         return reader.refused
+
+    def _look_at_gradients(self) -> None:
+        """Read what the micro-batches so far left in ``.grad``: the next one has not been run backward yet."""
+        if self.means.model is not None and self.level.includes(Level.GRADIENTS):
+            with torch.no_grad():
+                self._trail.look(self.means.model.parameters(), self.steps.last)
+
+    def _agree(self) -> None:
+        """Measure how the micro-batches' gradients agree; over several ranks the last is a mean over them, left out."""
+        if not self.steps.linked:
+            self._look_at_gradients()
+        with torch.no_grad():
+            self.steps.tally.add_stats(self._trail.stats())
+        self._trail.forget()
 
     def synced(self, engine: object) -> Refused:
         """Compare the rollout engine's weights with the model's after a sync. Return the reason if that is not
@@ -277,6 +295,7 @@ class Collector:
                 rank = 0 if run is None else run.rank
                 stats = read_gradients(self.means.model, self.means.optimizer, self.scaler, rank=rank)
             self.steps.tally.add_stats(stats)
+            self.steps.seam.attempt(AGREEMENT_TAP, self._agree)
             self._update = self.steps.seam.attempt(UPDATE_TAP, self._sampled, self.means.model, rank)
         self.steps.seam.attempt("localisation", self._localise)
         return {}
@@ -329,6 +348,7 @@ class Collector:
                 refused["step"] = str(wrong)
         self.steps.seam.attempt("canaries", self._score_canaries, number)
         self._rates = None
+        self._trail.forget()
         self._loss_passes.forget()
         self.steps.seal(number)
         return refused

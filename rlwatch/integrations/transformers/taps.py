@@ -20,12 +20,14 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, sharding_engine, unseen
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
+from rlwatch.tensors.grad_agreement import GradientTrail
 from rlwatch.tensors.gradnorm import GradNorms
 from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
 from rlwatch.tensors.update_size import UpdateSample
 
 UPDATE_TAP = "size of the update"
+AGREEMENT_TAP = "gradients of micro-batches"
 
 
 class TrainerTaps:
@@ -45,6 +47,7 @@ class TrainerTaps:
         self._engine: Any = None
         self._update: UpdateSample | None = None
         self._updates = 0
+        self._trail = GradientTrail()
 
     def tap_loss(self) -> None:
         """Wrap ``training_step`` to read the loss of every micro-batch, before the trainer's NaN filter."""
@@ -62,6 +65,7 @@ class TrainerTaps:
     def take(self) -> StepTally:
         """Return the tally of the step, with the metrics that every step has, and begin an empty one."""
         self._seam.attempt(UPDATE_TAP, self._measure_update)
+        self._trail.forget()
         tally, self.tally = self.tally, StepTally()
         self._clipped = False
         vocabulary = vocab_size_of(self.trainer.model)
@@ -76,6 +80,7 @@ class TrainerTaps:
         layers are clipped.
         """
         self.tally, self._clipped, self._update = StepTally(), False, None
+        self._trail.forget()
         if self._wraps_late:
             self._wraps_late = False
             self._wrap_clip(self.trainer.accelerator, "clip_grad_norm_")
@@ -108,6 +113,23 @@ class TrainerTaps:
         if update is not None:
             with torch.no_grad():
                 self.tally.add_stats(update.stats())
+
+    def look_at_gradients(self) -> None:
+        """Read what the micro-batches so far left in ``.grad``, between a forward pass of the loss and its backward."""
+        self._seam.attempt(AGREEMENT_TAP, self._look)
+
+    def _look(self) -> None:
+        if self._reads_gradients and sharding_engine(self.trainer) is None:
+            with torch.no_grad():
+                self._trail.look(self.trainer.model.parameters(), self._updates)
+
+    def _agree(self) -> None:
+        """Measure how the micro-batches' gradients agree; over several ranks the last is a mean over them, left out."""
+        if getattr(self.trainer.accelerator, "num_processes", 1) == 1:
+            self._look()
+        with torch.no_grad():
+            self.tally.add_stats(self._trail.stats())
+        self._trail.forget()
 
     def gradients_if_unclipped(self) -> None:
         """Read gradients before the optimizer steps if the trainer does not clip, and so computes no norm."""
@@ -206,6 +228,7 @@ class TrainerTaps:
     def _read_gradients(self, model: Any) -> GradNorms | None:
         """Return gradient norms per layer, if gradients are readable."""
         run = self._seam.run
+        self._seam.attempt(AGREEMENT_TAP, self._agree)
         if run is None or sharding_engine(self.trainer) in HIDDEN:
             return None
         return model_norms(model, rank=run.rank)

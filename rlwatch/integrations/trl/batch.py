@@ -24,6 +24,7 @@ from rlwatch.integrations.completions import (
     prompt_id,
     spread,
 )
+from rlwatch.integrations.control_tokens import NO_CONTROL, ControlTokens
 from rlwatch.integrations.transformers.compat import source_of
 from rlwatch.records import CompletionBatch
 from rlwatch.rollouts import PART
@@ -51,12 +52,18 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """Losses of GRPOTrainer whose clip is the PPO clip. CISPO has a cap, and the other losses report no clip."""
 
 
-def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: Tensor | None) -> TokenBatch:
+def token_batch(
+    trainer: Any,
+    inputs: Mapping[str, Any],
+    logp: Tensor,
+    entropy: Tensor | None,
+    control: ControlTokens = NO_CONTROL,
+) -> TokenBatch:
     """Return a micro-batch of GRPO or RLOO as a batch of tokens, with ``logp`` (B, T) and ``entropy`` (B, T) of the
     forward pass.
 
     ``inputs`` are those of TRL's loss. ``old_per_token_logps`` is absent on-policy (the ratio is 1 by definition) and
-    in RLOO.
+    in RLOO. ``control`` are the tokenizer's control tokens.
     """
     whole = inputs["completion_mask"].bool()
     sampled = inputs["tool_mask"].bool() if "tool_mask" in inputs else None
@@ -74,6 +81,8 @@ def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: 
         truncation=_truncation(trainer),
         environment=None if sampled is None else whole & ~sampled,
         off_policy_delta=getattr(trainer, "off_policy_mask_threshold", None),
+        control=control.ids,
+        tags=control.tags,
     )
 
 

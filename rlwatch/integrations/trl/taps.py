@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from rlwatch.error_boundary import ErrorBoundary, Tapped
 from rlwatch.integrations.canaries import CanaryScorer
+from rlwatch.integrations.control_tokens import control_tokens
 from rlwatch.integrations.knobs import TrainerSettings, attributes
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
@@ -84,6 +85,8 @@ class TrlTaps(TrainerTaps):
         self._settings = TrainerSettings(attributes(trainer, NUMBERS), attributes(trainer, OPTIONS))
         self._reward_functions = RewardFunctions(trainer, seam)
         self.comparison = SyncComparison()
+        tokenizer = getattr(trainer, "processing_class", None)
+        self._control = control_tokens(getattr(tokenizer, "tokenizer", tokenizer))
 
     def attach(self) -> None:
         """Install the wrappers on the trainer's methods."""
@@ -201,12 +204,13 @@ class TrlTaps(TrainerTaps):
 
     def _after_loss(self, result: Tensor, _model: Any, inputs: Mapping[str, Any]) -> None:
         forward, self._forward = self._forward, None
+        self.look_at_gradients()
         with torch.no_grad():
             loss = result.detach()
             scaled = getattr(self.trainer, "loss_is_scaled_for_ga", None) is not False
             self.tally.add_stats(loss_stats(loss, scaled=scaled))
             if forward is not None:
-                batch = token_batch(self.trainer, inputs, *forward)
+                batch = token_batch(self.trainer, inputs, *forward, control=self._control)
                 known = sequence_stats(self.trainer, inputs, batch) | correction_stats(inputs, batch)
                 self.tally.add_batch(batch, full=self._level.includes(Level.FULL), instead=known)
                 if self._localising is not None:

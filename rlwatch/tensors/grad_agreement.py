@@ -1,0 +1,131 @@
+"""Agreement of the gradients of a step's micro-batches: signal, or noise that cancels in their sum?
+
+Gradients accumulate, so that the gradient of a micro-batch is the difference of what ``.grad`` holds before and after
+its backward pass. Up to ``SAMPLED`` elements of up to ``TENSORS`` tensors are followed. With g_i of n micro-batches the
+agreement is the mean product of two different ones over their mean square: 1 where all are equal, 0 where they have
+nothing in common, -1/(n - 1) where they cancel. An unstable gradient norm together with a low effective sample size
+precedes collapse (VCPO, arXiv 2602.17616).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from rlwatch.tensors.mergeable import Stat, Stats
+from rlwatch.tensors.transfer import freed
+from rlwatch.tensors.weight_gap import COMPARED, elements_at, places_of
+
+NAME = "optim/grad_agreement"
+TENSORS = 32
+"""Tensors that are followed, evenly spaced over the model."""
+PASSES = 16
+"""Micro-batches of a step that are followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement(Stat):
+    """Mean product of the gradients of two micro-batches over their mean square, in [-1, 1]; pairs of one rank only.
+
+    ``across_pairs``: sum over ranks of |sum g|^2 - sum |g|^2; ``own``: of (n - 1) sum |g|^2. ``count``: micro-batches
+    less ranks. Settled, absent where no gradient moved.
+    """
+
+    across_pairs: Tensor
+    own: Tensor
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, self.across_pairs + other.across_pairs, self.own + other.own)
+
+    @override
+    def settle(self) -> Self:
+        return replace(self, count=torch.where(self.own > 0, self.count, 0.0))
+
+    @override
+    def value(self) -> Tensor:
+        return self.across_pairs / self.own
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """Samples of the first and last look (K,), the summed squares of the changes between looks, and how many moved."""
+
+    first: Tensor
+    last: Tensor
+    squares: Tensor
+    moved: Tensor
+    count: int = 1
+
+    def then(self, now: Tensor) -> _Looks:
+        square = (now - self.last).square().sum()
+        moved = self.moved + (square > 0).to(square.dtype)
+        return _Looks(self.first, now, self.squares + square, moved, self.count + 1)
+
+
+class GradientTrail:
+    """Follows the accumulating gradients of one model through the backward passes of a step."""
+
+    def __init__(self) -> None:
+        self._parameters: tuple[nn.Parameter, ...] | None = None
+        self._looks: _Looks | None = None
+
+    def forget(self) -> None:
+        """Begin the next step."""
+        self._parameters = self._looks = None
+
+    def look(self, parameters: Iterable[nn.Parameter], turn: int = 0) -> None:
+        """Read the gradients before or after a backward pass; ``turn`` counts the steps. Waits for nothing."""
+        if self._looks is not None and self._looks.count > PASSES:
+            return
+        if self._parameters is None:
+            self._parameters = _followed(list(parameters))
+        if not self._parameters:
+            return
+        now = _sample(self._parameters, turn)
+        none = now.new_zeros(())
+        self._looks = _Looks(now, now, none, none) if self._looks is None else self._looks.then(now)
+
+    def stats(self) -> Stats:
+        """``optim/grad_agreement`` of what was followed. Nothing where fewer than two gradients were seen.
+
+        Absent also where the first look found gradients of an earlier step, which the loop clears later.
+        """
+        looks = self._looks
+        if looks is None or looks.count < 3:
+            return {}
+        clean = (looks.first == 0).all() & (looks.moved > 1)
+        across, own = looks.last.square().sum() - looks.squares, (looks.moved - 1) * looks.squares
+        parts = [torch.where(clean, part, 0.0) for part in (looks.moved - 1, across, own)]
+        return {NAME: Agreement(*parts)}
+
+
+def _followed(parameters: Sequence[nn.Parameter]) -> tuple[nn.Parameter, ...]:
+    """Return up to ``TENSORS`` of the trained tensors that are whole here, evenly spaced; of one device."""
+    whole = [one for one in parameters if one.requires_grad and _whole(one)]
+    whole = [one for one in whole if one.device == whole[0].device]
+    stride = max(1, -(-len(whole) // TENSORS))
+    return tuple(whole[::stride])
+
+
+def _whole(weight: nn.Parameter) -> bool:
+    parted = hasattr(weight, "to_local") or hasattr(weight, "ds_id") or hasattr(weight, "_hp_mapping")
+    held = not parted and weight.numel() > 0 and weight.dtype in COMPARED and not weight.is_meta
+    return held and not hasattr(weight, "main_grad") and not freed(weight)
+
+
+def _sample(parameters: Sequence[nn.Parameter], turn: int) -> Tensor:
+    """Elements of the gradients (K,), float32, copied; 0 of a tensor without one."""
+    rows = []
+    for parameter in parameters:
+        places, grad = places_of(parameter.numel(), turn), parameter.grad
+        if grad is None:
+            rows.append(torch.zeros(len(range(parameter.numel())[places]), device=parameter.device))
+        else:
+            rows.append(elements_at(grad.detach(), places).float())
+    return torch.cat(rows)
