@@ -21,8 +21,8 @@ from pathlib import Path
 from one_tool import row
 
 from rlwatch.clock import SystemClock
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake, admit
+from rlwatch.recorder.losses import Counters
 from rlwatch.recorder.writer import BATCH_LIMIT, StoreSink, Writer
 from rlwatch.records import RunInfo, RunState
 from rlwatch.store.url import open_store

@@ -247,8 +247,8 @@ def settings() -> str:
 
 def variables() -> list[tuple[str, str]]:
     """Every variable that the sources name, with its meaning. Exits where the two differ."""
-    from rlwatch.cli import variables as described
-    from rlwatch.cli.variables import VARIABLES
+    from rlwatch.cli import options as described
+    from rlwatch.cli.options import VARIABLES
 
     files = [path for room in ("rlwatch", "app") for path in (ROOT / room).rglob("*.py")]
     files.remove(Path(described.__file__))
@@ -257,7 +257,7 @@ def variables() -> list[tuple[str, str]]:
     }
     if missing := (named - set(VARIABLES) - INSIDE) | (set(VARIABLES) - named):
         raise SystemExit(
-            f"rlwatch/cli/variables.py describes other variables than the sources name: {', '.join(sorted(missing))}"
+            f"rlwatch/cli/options.py describes other variables than the sources name: {', '.join(sorted(missing))}"
         )
     return [(f"`{name}`", words) for name, words in VARIABLES.items()]
 

@@ -10,13 +10,11 @@ from rlwatch import __version__
 from rlwatch.cli import (
     alerts,
     app_login,
-    audit,
     command,
     database,
     demo,
     diff,
     doctor,
-    edit,
     export,
     forecast,
     import_log,
@@ -52,9 +50,9 @@ app.command("scan", epilog=scan.EPILOG)(scan.scan)
 app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("import", epilog=import_log.EPILOG)(import_log.import_log)
 app.command("runs", epilog=runs.EPILOG)(runs.runs)
-app.command("edit", epilog=edit.EPILOG)(edit.edit)
-app.command("audit", epilog=audit.EPILOG)(audit.audit)
-app.command("purge", epilog=edit.PURGE)(edit.purge)
+app.command("edit", epilog=runs.EDIT_EPILOG)(runs.edit)
+app.command("audit", epilog=runs.AUDIT_EPILOG)(runs.audit)
+app.command("purge", epilog=runs.PURGE_EPILOG)(runs.purge)
 app.command("show", epilog=show.EPILOG)(show.show)
 app.command("diff", epilog=diff.EPILOG)(diff.diff)
 app.command("report", epilog=report.EPILOG)(report.report)

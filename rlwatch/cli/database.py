@@ -142,8 +142,8 @@ def prune(
     from rlwatch.alerts.config import load_config
     from rlwatch.alerts.silencing import seconds_of
     from rlwatch.analysis.lookup import find_run
-    from rlwatch.curation.retention import KINDS
-    from rlwatch.curation.retention import prune as prune_store
+    from rlwatch.curation.editing import KINDS
+    from rlwatch.curation.editing import prune as prune_store
 
     if bool(older_than) != bool(kind):
         raise ConfigError(f"--older-than and --kind ({', '.join(KINDS)}) belong together; without both, [retention]")

@@ -22,8 +22,7 @@ import typer
 import rlwatch
 from rlwatch.cli import app_login, plugins
 from rlwatch.cli.console import print_json, print_table
-from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples
-from rlwatch.cli.variables import VARIABLES
+from rlwatch.cli.options import VARIABLES, FormatOption, OutputFormat, StoreOption, examples
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.integrations.verl.compat import LAUNCH, loads_plugins, verl_version
 from rlwatch.integrations.verl.heartbeat import IN_PLACE, WAITING, Heartbeat, directory, latest

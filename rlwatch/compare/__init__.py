@@ -16,9 +16,11 @@ from rlwatch.compare.alignment import (
     Axis,
     ComparedRun,
     Ruler,
+    Side,
     attempt_starts,
     counts,
     held,
+    judged_metrics,
     rows_that_count,
     ruler,
     subject_of_records,
@@ -34,7 +36,6 @@ from rlwatch.compare.groups import (
 )
 from rlwatch.compare.noise import Answer, Band, SeedComparison, compare_seeds
 from rlwatch.compare.parting import FEWEST, Divergence, MetricSeries, by_place, divergence_of, paired
-from rlwatch.compare.sides import Side, judged_metrics
 from rlwatch.wording import plural
 
 __all__ = [

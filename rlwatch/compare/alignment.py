@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
 
 from rlwatch.compare.parting import Floats, MetricSeries
-from rlwatch.metrics import canonicalise, resolve
+from rlwatch.metrics import LAYER_PREFIX, NOT_LEARNING, Family, canonicalise, family_of, metric_of, resolve, unjudged
 from rlwatch.ports import Series, Store
 from rlwatch.records import JSON, RunInfo, RunState, Severity, StepRecord
 from rlwatch.view import stored_verdict
@@ -227,3 +228,43 @@ def ruler(subject: ComparedRun, axis: Axis, last: int, starts: Mapping[int, int]
 def _per_step(subject: ComparedRun) -> bool:
     reading = resolve(subject.names[TOKENS], subject.source)
     return reading is not None and reading.alias is not None and reading.alias.aggregator == "per step"
+
+
+# The parts of a run that are compared: its metrics of learning, and their rows along an axis.
+
+
+def judged_metrics(subject: ComparedRun) -> list[str]:
+    """Return the metrics of learning of a run, without clocks, counters, machines and single layers."""
+    return sorted(name for name in subject.names if _of_learning(name))
+
+
+def _of_learning(metric: str) -> bool:
+    if metric_of(metric) is not None:
+        return metric != TOKENS and family_of(metric) not in (Family.SYSTEM, Family.ENGINE)
+    return not metric.startswith(LAYER_PREFIX) and unjudged(metric) not in NOT_LEARNING
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A run along an axis; ``ruler`` is None if the run lacks the values that the axis needs."""
+
+    subject: ComparedRun
+    starts: Mapping[int, int]
+    ruler: Ruler | None
+
+    @classmethod
+    def of(cls, subject: ComparedRun, axis: Axis) -> Self:
+        """Read the length of the run, and make its ruler."""
+        rows = subject.moments()
+        starts = attempt_starts([rows])
+        last = int(rows.steps.max()) if len(rows.steps) else 0
+        return cls(subject, starts, ruler(subject, axis, last, starts) if len(rows.steps) else None)
+
+    def rows(self, metrics: Sequence[str]) -> dict[str, MetricSeries]:
+        """Return the current rows of each metric by place, without metrics that the run lacks."""
+        if self.ruler is None:
+            return {}
+        return {
+            name: self.ruler.laid(rows_that_count(series, self.starts))
+            for name, series in self.subject.series(metrics).items()
+        }

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlwatch.compare.alignment import READ_AT_ONCE, Axis, ComparedRun
+from rlwatch.compare.alignment import READ_AT_ONCE, Axis, ComparedRun, Side, judged_metrics
 from rlwatch.compare.configs import ConfigOption, config_diff
 from rlwatch.compare.noise import ALPHA, Answer, SeedComparison, compare_seeds, corrected
-from rlwatch.compare.sides import Side, judged_metrics
 from rlwatch.errors import ConfigError
 from rlwatch.records import GROUP_TAG, ORIGIN, RunInfo
 from rlwatch.wording import nearest, number, plural

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rlwatch.distributions import Sparing
 from rlwatch.error_boundary import by_a_signal, call_or, described, raised_by, sheltered, shown
 from rlwatch.ports import Journal, KeptRow, PendingRecord
-from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.shedding import NEARLY, Shedding
+from rlwatch.recorder.losses import NEARLY, Counters, Shedding
 from rlwatch.records import DISTRIBUTIONS, CompletionBatch, Event, SpikeBatch
 from rlwatch.redaction import clean_names
 

@@ -30,9 +30,8 @@ from rlwatch.clock import Clock
 from rlwatch.error_boundary import described, raised_by, sheltered
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Checkpoint, Item, KeptRow, Progress, RunWriter, Sink, Storable
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Awaited, BoundedQueue, Intake, Numbered, Queued, QueuedCall, Waiting, numbers
-from rlwatch.recorder.shedding import EVICTED_FROM
+from rlwatch.recorder.losses import EVICTED_FROM, Counters
 from rlwatch.records import SHED, CompletionBatch, Event, Finding, ForecastRecord, SpikeBatch, StepRecord
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@ needs nothing else.
 """
 
 from rlwatch.report.gather import RunSummary, facts_of_report, facts_of_run
-from rlwatch.report.html import html
-from rlwatch.report.markdown import markdown
+from rlwatch.report.pages import html, markdown
 
 __all__ = ["RunSummary", "facts_of_report", "facts_of_run", "html", "markdown"]

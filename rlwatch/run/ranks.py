@@ -18,8 +18,8 @@ from rlwatch.link.rounds import Chair
 from rlwatch.link.spoke import HOPE_S, NobodyError, WorkerClient
 from rlwatch.link.wire import LOOPBACK, HubAddress, LinkError, ListenAddress, StepKey, StepKeyCounter
 from rlwatch.ports import Meeting, PendingRecord
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import FULL, Awaited, BoundedQueue
+from rlwatch.recorder.losses import Counters
 from rlwatch.records import STALL_OVER, STALLED, Command
 from rlwatch.redaction import plain
 from rlwatch.run.machine import WithMachines, packed

@@ -34,8 +34,8 @@ from rlwatch.error_boundary import (
 )
 from rlwatch.errors import FirstStepError
 from rlwatch.ports import PendingRecord
-from rlwatch.recorder.counters import Counters, told
 from rlwatch.recorder.intake import LARGEST, Intake, Queued, a_batch, admit, step_index
+from rlwatch.recorder.losses import Counters, told
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Command, CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import clean_name, plain, redacted

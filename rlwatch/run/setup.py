@@ -21,9 +21,9 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.mailbox import Mailbox
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.ports import Detector, RunWriter, Store
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake
 from rlwatch.recorder.judge_thread import JudgeThread
+from rlwatch.recorder.losses import Counters
 from rlwatch.recorder.writer import StoreSink, Writer
 from rlwatch.records import FORECAST_SWITCH, GROUP_TAG, JSON, ORIGIN, RunInfo, RunState
 from rlwatch.redaction import MAX_TEXT, recordable, redacted, tags_of

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlwatch.cli.app import app
-from rlwatch.cli.audit import acts_of_people
+from rlwatch.cli.runs import acts_of_people
 from rlwatch.clock import ManualClock
 from rlwatch.curation import edit_run, purge_run
 from rlwatch.errors import RunNotFoundError

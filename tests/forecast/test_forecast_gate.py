@@ -19,7 +19,7 @@ from rlwatch.forecast.forecast import (
     line_sentence,
     record_of,
 )
-from rlwatch.forecast.forecaster import default_forecaster
+from rlwatch.forecast.forecaster import default_forecaster, falsified
 from rlwatch.forecast.gate import (
     GAINS,
     NO_SIGNAL,
@@ -33,7 +33,6 @@ from rlwatch.forecast.gate import (
     skill_of,
     why_closed,
 )
-from rlwatch.forecast.lines import falsified
 from rlwatch.forecast.signals import BY_SIGNAL
 from rlwatch.records import ClosedStep
 from rlwatch.testing.small_batches import small_run

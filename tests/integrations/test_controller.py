@@ -10,7 +10,7 @@ from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import BROKEN_OFF, FAILED, GRACE_S, STOPPED, UNSHARED, Controller, PauseState
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.losses import Counters
 from rlwatch.records import Command, CommandStatus, Event
 
 numbers = itertools.count()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlwatch.error_boundary import LIMIT, Contained, ErrorBoundary, Reported, call_or, guarded, sheltered
 from rlwatch.integrations.verl.ranks import answering
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.losses import Counters
 
 
 class Held:

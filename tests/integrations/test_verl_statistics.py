@@ -17,7 +17,7 @@ from rlwatch.integrations.verl.batch import BatchSettings, StepBatch
 from rlwatch.integrations.verl.driver import Fetched, Statistics
 from rlwatch.integrations.verl.settings import VerlSettings
 from rlwatch.integrations.verl.taps import EverMarked, gradient_stats, step_stats
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.losses import Counters
 from rlwatch.records import CULPRITS, DISTRIBUTIONS, LOCALISED, SpikeBatch
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.mergeable import Mean, merge

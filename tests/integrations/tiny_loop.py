@@ -8,7 +8,7 @@ from torch import nn
 
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.control.policy import RunHealth
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.losses import Counters
 from rlwatch.records import Command, Event, RunInfo
 
 torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.control.policy import RunHealth
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.losses import Counters
 from rlwatch.records import DISTRIBUTIONS, Command, Event
 
 torch.set_num_threads(1)

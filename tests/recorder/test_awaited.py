@@ -9,8 +9,8 @@ import pytest
 
 from rlwatch.link.hub import Inbox
 from rlwatch.link.wire import StepKey
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import PATIENCE_S, RANKS, Awaited, BoundedQueue, admit
+from rlwatch.recorder.losses import Counters
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Event, SpikeBatch, StepRecord
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import admit, numbers, step_index
+from rlwatch.recorder.losses import Counters
 
 
 class CountSyncs(TorchDispatchMode):

@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, admit, numbers
+from rlwatch.recorder.losses import Counters
 from rlwatch.recorder.writer import BATCH_LIMIT, Writer
 from rlwatch.records import Event, SpikeBatch
 

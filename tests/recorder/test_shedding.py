@@ -10,9 +10,8 @@ import pytest
 
 from rlwatch.clock import SystemClock
 from rlwatch.errors import ConfigError, StoreError
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake, admit
-from rlwatch.recorder.shedding import Shedding, ShedKind
+from rlwatch.recorder.losses import Counters, Shedding, ShedKind
 from rlwatch.recorder.writer import StoreSink, Writer
 from rlwatch.records import SHED, CompletionBatch, Event, RunInfo, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.journal import SQLiteJournal, budget_bytes

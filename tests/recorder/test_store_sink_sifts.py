@@ -6,7 +6,7 @@ import pytest
 
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreError, StoreFullError, UnstorableError
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.losses import Counters
 from rlwatch.recorder.writer import FIRST_RETRY_S, HEARTBEAT_S, LONGEST_RETRY_S, StoreSink
 from rlwatch.records import RunInfo, StepRecord
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreFullError
 from rlwatch.layers import DerivedLayers
-from rlwatch.recorder.counters import MOST_SPANS, Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake, admit
+from rlwatch.recorder.losses import MOST_SPANS, Counters
 from rlwatch.recorder.writer import BATCH_LIMIT, FIRST_RETRY_S, FORECASTS_WAITING, FOUND_STORED_S, StoreSink, Writer
 from rlwatch.records import SHED, Event, Finding, ForecastRecord, RunInfo, Severity, StepRecord
 from rlwatch.store.sqlite.journal import SQLiteJournal, journals_in

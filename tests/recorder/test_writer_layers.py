@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, admit
+from rlwatch.recorder.losses import Counters
 from rlwatch.recorder.writer import Writer
 
 

@@ -12,7 +12,7 @@ from rlwatch.diagnosis import diagnose
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Event, Finding, Severity
 from rlwatch.report import RunSummary, html, markdown
 from rlwatch.report.gather import Chart, ReportCurve, TimelineEntry
-from rlwatch.report.markdown import blocks
+from rlwatch.report.pages import blocks
 from rlwatch.wording import for_markdown
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e`|[x](http://evil)\n# h"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import rlwatch
 from rlwatch.control.policy import RunHealth
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.losses import Counters
 from rlwatch.records import RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import recordable
 from rlwatch.run.identity import new_run_id

@@ -8,7 +8,7 @@ from rlwatch.alerts.config import load_config
 from rlwatch.cli.app import app
 from rlwatch.clock import ManualClock
 from rlwatch.curation import edit_run
-from rlwatch.curation.retention import KINDS, Pruned, prune
+from rlwatch.curation.editing import KINDS, Pruned, prune
 from rlwatch.errors import ConfigError
 from rlwatch.records import CompletionBatch, Event, Finding, RunInfo, RunState, Severity, SpikeBatch, StepRecord
 from rlwatch.store.checking import check_run
