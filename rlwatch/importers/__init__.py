@@ -1,4 +1,4 @@
-"""Reading the logs that trainers leave behind: one file per format, recognised by content."""
+"""Reading of the logs that trainers write: one module for each format, and recognition of formats by content."""
 
 from rlwatch.importers.base import About, ImportedRun, Importer, Skipped
 from rlwatch.importers.follow import Position

@@ -1,8 +1,8 @@
-"""Repositories of Aim: ``.aim``, with two RocksDB databases for each run, one for metadata and one for metrics.
+"""Reading of repositories of Aim: ``.aim``, with two RocksDB databases for each run, for metadata and for metrics.
 
-Aim's own package reads the databases, one by one and read only. Aim itself compacts the databases it opens, and removes
-an index that it cannot read; this importer writes nothing and takes no lock, also while a trainer tracks. If a step was
-tracked twice, the last value counts. NaN and the infinities are values. Aim's measurements of the machine
+Aim's own package reads the databases, one by one and read only. Aim itself compacts the databases that it opens, and
+removes an index that it cannot read. This importer writes nothing and takes no lock, also while a trainer tracks. If a
+step was tracked twice, the last value counts. NaN and the infinities are values. Aim's measurements of the machine
 (``__system__...``), archived runs, images and texts are left out. Lines are not counted.
 """
 
@@ -29,7 +29,7 @@ _OF_THE_MACHINE = "__"
 _SETTINGS = "hparams"
 _NO_EXPERIMENT = "default"
 _TRIES = 20
-"""Attempts to open a database: while a trainer writes to it, files may vanish, and values with them."""
+"""Number of attempts to open a database: while a trainer writes to it, files and their values may vanish."""
 _TRAINING = frozenset({"train", "training"})
 _HELD_OUT = {"valid": "val", "dev": "val"} | {name: name for name in ("eval", "val", "validation", "test")}
 """Word of a context -> prefix of the metric's name."""
@@ -44,14 +44,14 @@ _GONE = (
 
 
 def aim_repository(directory: Path) -> Path | None:
-    """Return the repository that ``directory`` is or holds; None if there is none."""
+    """Return the repository that ``directory`` is or contains; None if there is none."""
     if directory.name != AIM_NAME:
         directory = directory / AIM_NAME
     return directory if directory.is_dir() else None
 
 
 class _Storage(NamedTuple):
-    """The functions of Aim's package that are used."""
+    """Functions of Aim's package that are used."""
 
     opened: Callable[[Path], Any]
     path: Callable[[tuple[str | int, ...]], bytes]
@@ -85,14 +85,17 @@ class _Properties(NamedTuple):
 
 
 class AimReading(LogReading):
-    """Reading of a repository."""
+    """Reader of the runs in an Aim repository."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._about: dict[str, About] = {}
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """The rows of every run, one run after another. Raises ``ImportFormatError``."""
+        """Yield the rows of every run in the repository at ``path``, one run after another.
+
+        Raises ``ImportFormatError`` if it has no run, or if Aim's package is missing or fails.
+        """
         runs = sorted(run.name for run in (path / _ABOUT).glob("*") if run.is_dir())
         what = f"is a repository of Aim with {len(runs):,} run{'' if len(runs) == 1 else 's'}"
         if not runs:
@@ -102,7 +105,7 @@ class AimReading(LogReading):
             yield from self._run(storage, path, name, run, properties)
 
     def about(self, run: str) -> About:
-        """Name, experiment, settings and tags of a run."""
+        """Return name, experiment, settings and tags of the run called ``run``."""
         return self._about.get(run, About())
 
     def _without_aim(self, what: str, error: Exception) -> NoReturn:
@@ -164,7 +167,7 @@ Rows = dict[int, tuple[float, dict[str, float]]]
 
 
 class _Run:
-    """The databases of one run."""
+    """The two databases of one run."""
 
     def __init__(self, storage: _Storage, path: Path, run: str) -> None:
         self._storage, self._run = storage, run
@@ -172,7 +175,7 @@ class _Run:
         self._series = _whole(storage, path / _SERIES / run)
 
     def read(self, reading: LogReading) -> tuple[dict[str, JSON], Rows]:
-        """Settings and rows."""
+        """Return the settings and the rows of the run."""
         meta = self._tree("meta", "chunks", self._run)
         contexts = {context: words or {} for context, words in self._tree("meta", "contexts").items()}
         taken: set[str] = set()
@@ -254,7 +257,8 @@ def _files(path: Path) -> set[str]:
 
 
 def metric_name(name: str, context: Mapping[str, object], taken: Collection[str] = ()) -> str:
-    """Return the name of a metric in its context: a held-out context becomes a prefix, a training one is dropped.
+    """Return the name of the metric ``name`` in its context: a held-out context becomes a prefix, a training one is
+    dropped.
 
     If another metric has that name, the whole context is appended.
 
@@ -301,15 +305,15 @@ def _message(error: Exception) -> str:
 
 
 class AimRepository(DirectoryImporter):
-    """A repository of Aim."""
+    """Importer of a repository of Aim."""
 
     name: ClassVar[str] = "aim"
     expects: ClassVar[str] = "repository of Aim (.aim)"
 
     def reading(self, path: str) -> AimReading:
-        """A fresh reading."""
+        """Return a new reader of the repository at ``path``."""
         return AimReading(path)
 
     def files(self, directory: Path) -> Iterator[Path]:
-        """Return the files of the metric databases."""
+        """Return the files of the metric databases in ``directory``, which change with every write."""
         return directory.glob(f"{_SERIES}/*/*")

@@ -1,4 +1,6 @@
-"""From rows to records: sequence numbers, one list per run, and the trainer that its metric names identify."""
+"""Conversion of imported rows to records: sequence numbers, attempts, and the trainer that the metric names
+identify.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,16 @@ _SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
 )
 _DPO = "trl/dpo"
 _OF_PAIRS = frozenset({"rewards/chosen", "rewards/rejected", "rewards/accuracies"})
-"""Names that DPO logs together; any custom loop may log one of them alone."""
+"""Names that DPO logs together; a custom loop may log one of them alone."""
 _TRACKER = "train/"
 _OF_HUGGING_FACE = frozenset({"epoch", "num_tokens", "learning_rate", "eval_loss", "Training Loss"})
-"""Names in the rows of every trainer built on Hugging Face's: a printed dict without any comes from a custom loop."""
+"""Names in the rows of every trainer built on Hugging Face's: a printed dict without any of them comes from a custom
+loop.
+"""
 
 
 def source_of(names: Iterable[str], known_source: str = "") -> str:
-    """Return the trainer that logs ``names``; empty if unknown.
+    """Return the trainer that logs metrics called ``names``; empty if unknown.
 
     ``known_source`` is the trainer that the format implies; it is returned unless the names make it more specific.
 
@@ -73,21 +77,23 @@ def source_of(names: Iterable[str], known_source: str = "") -> str:
 
 
 def _compatible(source: str, known_source: str) -> bool:
-    """True if ``source`` refines the trainer that the format implies; ms-swift prints as TRL does."""
+    """Return True if ``source`` refines the trainer that the format implies; ms-swift prints as TRL does."""
     return not known_source or source.startswith(known_source) or (source == "ms-swift" and known_source == "trl")
 
 
 class RunAssembly:
-    """Gives the rows of one run their ``seq`` (1, 2, 3... or on from ``seq``) and ``attempt``.
+    """Conversion of the rows of one run to records with ``seq`` (1, 2, 3..., or continued after ``seq``) and
+    ``attempt``.
 
-    Metrics beyond the first 20,000, and those whose names are no names, are left out. ``naming``: the roles that a user
-    gave names.
+    Metrics beyond the first 20,000, and metrics with too long a name, are left out. ``path`` is the log, for error
+    messages. ``naming`` are metrics that the user assigned to names. ``ordered`` is False for tables, whose rows may
+    come in any order.
     """
 
     def __init__(self, path: str, seq: int = 0, naming: Naming = NONE, *, ordered: bool = True) -> None:
         self.path = path
         self.given: set[str] = set()
-        """Names to which a role was given."""
+        """Names in the log to which the user assigned a metric."""
         self._naming = naming
         self.order = StepOrder(ordered=ordered)
         self._one_by_one = OneByOne()
@@ -97,10 +103,11 @@ class RunAssembly:
         self.seq = seq
 
     def take(self, row: ImportedRow, skips: Skips) -> list[StepRecord]:
-        """Return the records that a row settles, without keeping them; count what is left out in ``skips``.
+        """Return the records that are complete after ``row``, without keeping them; count rows that are left out in
+        ``skips``.
 
-        Raises ``ImportFormatError`` where steps go back so often that the rows cannot be of one run, and where each row
-        is of a single response.
+        Raises ``ImportFormatError`` if steps go back so often that the rows cannot be of one run, or if each row is of
+        a single response.
         """
         if self._naming.metrics and not self._naming.metrics.keys().isdisjoint(row.metrics):
             self.given.update(self._naming.metrics.keys() & row.metrics.keys())
@@ -124,11 +131,11 @@ class RunAssembly:
         return self._records(self.order.restart(skips))
 
     def add(self, row: ImportedRow, skips: Skips) -> None:
-        """Keep the records that the next row settles."""
+        """Add ``row``, and keep the records that are complete after it."""
         self.records += self.take(row, skips)
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on rows that were moved to another step, and on names that the user mapped."""
+        """Return notes for the user on rows that were moved to another step, and on names that the user mapped."""
         placed = f"rows of another counter are taken at the step they were printed at: {self.order.placed}"
         given = [f"{name} as {metric}" for name, metric in self._naming.metrics.items() if name in self.given]
         mapped = f"read by --map or [map]: {', '.join(given)}"
@@ -159,7 +166,7 @@ class RunAssembly:
         return kept
 
     def by_step(self) -> list[StepRecord]:
-        """The kept records; merged by step and sorted, if the rows came sorted by metric rather than by step."""
+        """Return the kept records; merged by step and sorted, if the rows came sorted by metric rather than by step."""
         if all(a.attempt != b.attempt or a.step <= b.step for a, b in pairwise(self.records)):
             return self.records
         merged: dict[tuple[int, int], dict[str, float]] = {}

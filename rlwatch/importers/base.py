@@ -1,7 +1,9 @@
-"""The contract of importers: rows in the order of the log, what was left out, and how sure a format is of a log.
+"""Interfaces and helpers of importers, each of which reads one log format and yields the metrics of each step.
 
-An importer knows one kind of log and turns it into rows. Everything else (sequence numbers, attempts, sources, error
-texts) happens once, for all formats, in :mod:`~rlwatch.importers.assemble` and :mod:`~rlwatch.importers.registry`.
+An importer knows one kind of log and turns it into rows (the metrics of one step), in the order of the log. It counts
+the lines that it leaves out, and reports how confident it is that a log has its format. Everything else (sequence
+numbers, attempts, sources, error texts) happens once, for all formats, in :mod:`~rlwatch.importers.assemble` and
+:mod:`~rlwatch.importers.registry`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ _RANK = re.compile(r"\W{0,3}rank[ _:=]?(?P<rank>\d{1,6})\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Unusable lines or values of one kind. ``lines`` are the first few, from 1 (0: unknown)."""
+    """Lines or values of a log that could not be used for one ``reason``, with their count.
+
+    ``lines`` are the numbers of the first few lines, from 1 (0: unknown).
+    """
 
     reason: str
     count: int
@@ -35,7 +40,7 @@ class Skipped:
 
 
 class Skips:
-    """Counts of the lines and values that are left out, so that none is lost silently."""
+    """Counter of the lines and values of a log that are left out, by reason, so that none is lost silently."""
 
     SHOWN = 3
     KINDS = 40
@@ -45,7 +50,9 @@ class Skips:
         self._counts: dict[str, int] = {}
 
     def add(self, reason: str, line: int) -> None:
-        """Count ``reason`` at ``line``; beyond 40 different reasons all others are counted together."""
+        """Count an unusable line or value at ``line`` under ``reason``; beyond 40 different reasons all others count
+        together.
+        """
         reason = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + "…"
         if reason not in self._counts and len(self._counts) >= self.KINDS:
             reason = "other things that could not be used"
@@ -55,26 +62,26 @@ class Skips:
             lines.append(line)
 
     def listed(self) -> tuple[Skipped, ...]:
-        """All that was counted, in order of first appearance."""
+        """Return all counts, one entry for each reason, in the order in which reasons first appeared."""
         return tuple(Skipped(reason, count, tuple(self._lines[reason])) for reason, count in self._counts.items())
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedRow:
-    """Metrics that one place of a log gives for one step.
+    """Metrics of one step, read from one place of a log.
 
     Attributes
     ----------
     step
         Step as the log counts it.
     metrics
-        Value of each metric, under the source's own name.
+        Value of each metric, under the log's own name.
     line
-        Line of the log, from 1; 0 where the format has no lines.
+        Line of the log, from 1; 0 if the format has no lines.
     run
-        Name of the run; empty where the log holds only one.
+        Name of the run; empty if the log holds only one.
     ts
-        Unix time in seconds; 0 where the log holds no time.
+        Unix time in seconds; 0 if the log holds no time.
     starts
         True if the log shows that a process began with this row.
     """
@@ -97,16 +104,16 @@ class About(NamedTuple):
 
 
 class LogReading(ABC):
-    """One reading of a log: its rows, and the facts about the run that the log holds.
+    """Reader of one log: it yields the metrics of each step, and collects facts about the run.
 
     Attributes
     ----------
     skips
-        Counts of what was left out.
+        Counts of lines and values that were left out.
     recognised
-        True once the mark of the format was seen.
+        True once a text that identifies the format was found.
     source
-        The trainer, where the log names another one than its format implies; None otherwise.
+        Trainer that wrote the log, if the log names another one than its format implies; None otherwise.
     only
         Name of the one run to read; None to read all.
     """
@@ -117,59 +124,64 @@ class LogReading(ABC):
         self.recognised = False
         self.source: str | None = None
         self.example: tuple[int, str] | None = None
-        """Number and text of a line that was read as a row, or that ended one."""
+        """Number and text of a line that was read as a row, or that ended one; None before the first."""
         self.only: str | None = None
 
     @abstractmethod
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Yield the rows of the file in their order. Raises ``ImportFormatError``."""
+        """Yield the rows (metrics of one step) of the file at ``path``, in their order.
+
+        Raises ``ImportFormatError`` if the file cannot be read.
+        """
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes for the user on how the log was read."""
+        """Return notes for the user on how the log was read, such as where the steps came from."""
         return ()
 
     def config(self) -> Mapping[str, JSON]:
-        """Return the settings of the run; empty where the log holds none."""
+        """Return the settings of the run; empty if the log holds none."""
         return {}
 
     def tags(self) -> tuple[str, ...]:
-        """Return the tags of the run; empty where the log holds none."""
+        """Return the tags of the run; empty if the log holds none."""
         return ()
 
     def called(self) -> tuple[str, str]:
-        """Return the name and the project of the run; empty where the log holds neither."""
+        """Return the name and the project of the run; empty if the log holds neither."""
         return "", ""
 
     def about(self, run: str) -> About:  # noqa: ARG002
-        """Return name, project, settings and tags of the run called ``run``; a log may hold several."""
+        """Return name, project, settings and tags of the run called ``run``, because a log may hold several runs."""
         return About(*self.called(), self.config(), self.tags())
 
 
 class StreamIntake(Protocol):
-    """Takes a file in as bytes, however they are cut, and gives rows."""
+    """Interface of a parser that receives a file as bytes, in pieces of any size, and yields rows (metrics of one
+    step).
+    """
 
     def feed(self, data: bytes) -> Iterator[ImportedRow]:
-        """Rows that ``data`` completes."""
+        """Yield the rows that are complete after the next bytes ``data``."""
         ...
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Rows still held back when the file ends."""
+        """Yield the rows that are still held back when the file ends."""
         ...
 
     def cut(self) -> Iterator[ImportedRow]:
-        """Rows still held back when the file was replaced; its unfinished last line is dropped."""
+        """Yield the rows that are still held back when the file was replaced. An unfinished last line is dropped."""
         ...
 
 
 class StreamReading(LogReading):
-    """Reading of a log from its beginning to its end."""
+    """Reader of a log from its beginning to its end."""
 
     @abstractmethod
     def intake(self) -> StreamIntake:
-        """Intake of one file."""
+        """Return a new parser for the bytes of one file."""
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Every row of the file; reads it in blocks, never as a whole."""
+        """Yield every row (metrics of one step) of the file at ``path``, which is read in blocks, never as a whole."""
         intake = self.intake()
         for block in blocks(path):
             yield from intake.feed(block)
@@ -177,26 +189,29 @@ class StreamReading(LogReading):
 
 
 class LineParser(StreamReading):
-    """Reads a log line by line; the rows never depend on how the bytes were cut.
+    """Parser of a log line by line; its rows never depend on how the bytes were divided.
 
-    Subclasses set ``recognised`` as soon as they have seen the mark of their format.
+    Subclasses set ``recognised`` as soon as they have found a text that identifies their format.
     """
 
     @abstractmethod
     def feed(self, segment: TextLine) -> Iterable[ImportedRow]:
-        """Rows that ``segment`` completes."""
+        """Return the rows (metrics of one step) that are complete after the line ``segment``."""
 
     def finish(self) -> Iterable[ImportedRow]:
-        """Rows still held back when the log ends."""
+        """Return the rows that are still held back when the log ends."""
         return ()
 
     def intake(self) -> LineIntake:
-        """Cuts into lines for the parser."""
+        """Return an object that divides bytes into lines for this parser."""
         return LineIntake(self)
 
 
 class LineIntake:
-    """Takes text in, line by line."""
+    """Link between bytes and a line parser: it divides bytes into lines, and yields the parser's rows.
+
+    If every line begins with a rank, only the lines of the rank that printed the first row are read.
+    """
 
     def __init__(self, parser: LineParser) -> None:
         self._parser = parser
@@ -207,7 +222,7 @@ class LineIntake:
         self._wide: bool | None = None
 
     def feed(self, data: bytes) -> Iterator[ImportedRow]:
-        """Rows of the lines that ``data`` completes."""
+        """Yield the rows of the lines that are complete after the next bytes ``data``."""
         if self._holed or b"\x00" in data:
             self._note_holes(data if self._begun else data.lstrip(b"\x00"))
         self._begun = self._begun or bool(data.strip(b"\x00"))
@@ -220,7 +235,7 @@ class LineIntake:
                 yield from self._parser.feed(segment)
 
     def _first(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The rows of a line; the first that has any is kept as an example."""
+        """Yield the rows of a line; the first line that has any is kept as an example."""
         for row in self._parser.feed(segment):
             self._parser.example = self._parser.example or (segment.line, segment.text[:LONGEST_REASON])
             yield row
@@ -252,7 +267,7 @@ class LineIntake:
         yield from self._parser.finish()
 
     def cut(self) -> Iterator[ImportedRow]:
-        """Rows that the parser held back."""
+        """Yield the rows that the parser held back when the file was replaced."""
         yield from self._parser.finish()
 
     def _too_long(self, line: int) -> None:
@@ -266,11 +281,11 @@ class ImportedRun:
     Attributes
     ----------
     records
-        Records with the source's own metric names, ``seq`` 1, 2, 3... and the ``attempt`` they belong to.
+        Records with the log's own metric names, ``seq`` 1, 2, 3... and the ``attempt`` they belong to.
     notes
         Notes for the user on how the log was read, such as where the steps came from.
     title, project
-        Name and project that a tracker gave the run; empty where there are none.
+        Name and project that a tracker gave the run; empty if there are none.
     example
         Number and text of a line that was read as a row.
     """
@@ -291,44 +306,44 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class FormatMatch:
-    """Confidence of an importer that a log is its own, from 0 (none) to 1, and the reason."""
+    """Confidence of an importer that a log has its format, from 0 (none) to 1, with the reason."""
 
     confidence: float
     reason: str
 
 
 class Importer(Protocol):
-    """One source format."""
+    """Interface of the importer of one log format."""
 
     name: ClassVar[str]
     expects: ClassVar[str]
-    """Looks of the format, for the message that it was not found."""
+    """Description of what identifies the format, for the message that it was not found."""
     source: ClassVar[str]
-    """The trainer that writes this format; empty if several do. Names of metrics may identify it further."""
+    """Trainer that writes this format; empty if several do. Names of metrics may identify the trainer further."""
     anywhere: ClassVar[bool]
     """True if the first row may come after any amount of other output."""
     table: ClassVar[bool]
-    """True if the order of lines carries no meaning (a table may be sorted by metric)."""
+    """True if the order of lines carries no meaning, because a table may be sorted by metric."""
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return the confidence that ``head``, a piece of the log, has this format."""
+        """Return the confidence that ``head``, a piece of the log at ``path``, has this format."""
         ...
 
     def reading(self, path: str) -> LogReading:
-        """A fresh reading of the log at ``path``."""
+        """Return a new reader of the log at ``path``."""
         ...
 
 
 class StreamImporter(ABC):
-    """A format that is read from its beginning to its end, and so can be followed while it grows."""
+    """Importer of a format that is read from its beginning to its end, and so can be followed while the log grows."""
 
     @abstractmethod
     def reading(self, path: str) -> StreamReading:
-        """A fresh reading of the log at ``path``."""
+        """Return a new reader of the log at ``path``."""
 
 
 class DirectoryImporter(ABC):
-    """A format that is a directory, and is read again when it has changed."""
+    """Importer of a format that is a directory, which is read again when it has changed."""
 
     name: ClassVar[str]
     expects: ClassVar[str]
@@ -337,20 +352,20 @@ class DirectoryImporter(ABC):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Return no confidence: the format is a directory, not a file."""
+        """Return a confidence of 0: the format is a directory, not a file."""
         return FormatMatch(0.0, f"no {self.expects}")
 
     @abstractmethod
     def reading(self, path: str) -> LogReading:
-        """A fresh reading of the directory."""
+        """Return a new reader of the directory ``path``."""
 
     @abstractmethod
     def files(self, directory: Path) -> Iterable[Path]:
-        """Return the files that show new data: one of them changes, or appears, with every write."""
+        """Return the files of ``directory`` that show new data: one of them changes, or appears, with every write."""
 
 
 class LineImporter(StreamImporter):
-    """A format that can be read line by line."""
+    """Importer of a format that can be read line by line."""
 
     name: ClassVar[str]
     expects: ClassVar[str]
@@ -359,17 +374,21 @@ class LineImporter(StreamImporter):
     table: ClassVar[bool] = False
     weight: ClassVar[float] = 0.9
     marks: ClassVar[tuple[bytes, ...]] = (b"",)
-    """Every log of the format contains one of these bytes, so that a log without them is refused unparsed."""
+    """Byte strings of which every log of the format contains at least one, so that a log without them is refused
+    unparsed.
+    """
 
     parser: ClassVar[type[LineParser]]
-    """Parser of its lines."""
+    """Class of the parser of the format's lines."""
 
     def reading(self, path: str) -> LineParser:
-        """A fresh parser."""
+        """Return a new parser of the log at ``path``."""
         return self.parser(path)
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return ``weight`` as soon as the parser finds the mark of the format in ``head``."""
+        """Return the confidence ``weight`` if the parser recognises its format in ``head``, a piece of the log at
+        ``path``, else 0.
+        """
         if not any(mark in head for mark in self.marks) and not head.startswith(UTF16):
             return FormatMatch(0.0, f"no {self.expects}")
         parser, segments = self.reading(str(path)), Segments()
@@ -386,7 +405,7 @@ class LineImporter(StreamImporter):
         return FormatMatch(0.0, f"no {self.expects}" + (f" ({seen[0].reason})" if seen else ""))
 
 
-# From what a log prints to numbers: only numbers become metrics, and nothing is rescaled.
+# Conversion of printed text to numbers: only numbers become metrics, and no value is rescaled.
 
 STEP_FIELDS = (
     "step",
@@ -398,7 +417,7 @@ STEP_FIELDS = (
     "_step",
     "iteration",
 )
-"""Fields that may hold the step of a row; the first match counts. ``"1/3820"`` is step 1."""
+"""Fields that may hold the step of a row; the first that exists counts. ``"1/3820"`` is step 1."""
 OWN_STEP_FIELDS = (
     "current_steps",
     "grpo_step",
@@ -412,7 +431,7 @@ OWN_STEP_FIELDS = (
     "time/iterations",
     "time/total_timesteps",
 )
-"""Fields of LLaMA-Factory, custom loops and Stable-Baselines3, used where a row has none of ``STEP_FIELDS``."""
+"""Step fields of LLaMA-Factory, custom loops and Stable-Baselines3, used if a row has none of ``STEP_FIELDS``."""
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
 _NUMBER = re.compile(NUMBER)
 _CALL = re.compile(rf"[A-Za-z_][\w.]*\(\s*({NUMBER})\s*(?:,[^()]*)?\)")
@@ -420,7 +439,7 @@ _NULLS = frozenset({"null", "None"})
 
 
 def number(text: str) -> float | None:
-    """Return the number in ``text``, also in ``np.float64(...)`` and ``tensor(..., device=...)``; None if it is none.
+    """Return the number in ``text``, also in ``np.float64(...)`` and ``tensor(..., device=...)``; None for other text.
 
     >>> number("np.float64(-0.5)"), number("nan"), number("True")
     (-0.5, nan, None)
@@ -433,15 +452,15 @@ def number(text: str) -> float | None:
 
 
 def is_null(value: object) -> bool:
-    """True for JSON's null, and for the texts ``null`` and ``None``."""
+    """Return True for JSON's null, and for the texts ``null`` and ``None``."""
     return value is None or (isinstance(value, str) and value in _NULLS)
 
 
 def value_of(value: object) -> float | None:
-    """Return the number of a JSON value, of a numeric string, or of null (NaN); None for anything else.
+    """Return the number in a JSON value or a numeric string, NaN for null, and None for anything else.
 
-    null means NaN, as in the logs of trainers that write it for a measured value (verl's orjson, TRL's all-NaN means).
-    Rows of an unknown writer go through :class:`~rlwatch.importers.own_rows.OwnRows` first.
+    null means NaN in the logs of trainers that write it for a measured value (verl's orjson, TRL's all-NaN means). Rows
+    of an unknown writer go through :class:`~rlwatch.importers.own_rows.OwnRows` first.
     """
     if isinstance(value, str):
         read = number(value)
@@ -457,7 +476,7 @@ def value_of(value: object) -> float | None:
 
 
 def metrics_of(items: Mapping[str, object], skips: Skips, line: int) -> dict[str, float]:
-    """The entries of ``items`` that are numbers; the others are counted in ``skips``."""
+    """Return the entries of ``items`` that are numbers; the others are counted in ``skips``, at ``line``."""
     if set(map(type, items.values())) == {float}:
         return dict(items)  # type: ignore[arg-type]
     metrics: dict[str, float] = {}
@@ -471,7 +490,7 @@ def metrics_of(items: Mapping[str, object], skips: Skips, line: int) -> dict[str
 
 
 def step_of(value: object) -> int:
-    """Return the step that ``value`` holds: an integer >= 0, also as ``12.0``, ``"12"`` or ``"12/500"``.
+    """Return the step in ``value``: an integer >= 0, also written as ``12.0``, ``"12"`` or ``"12/500"``.
 
     Raises
     ------
@@ -494,7 +513,8 @@ _FIRST_WORD = re.compile(r"[a-z]+")
 
 
 def of_held_out(name: str) -> bool:
-    """True if the name is that of a measurement on held-out prompts.
+    """Return True if ``name`` is the name of a metric on held-out prompts, because it begins with a word such as
+    ``val``.
 
     >>> of_held_out("val_accuracy"), of_held_out("value_loss")
     (True, False)

@@ -1,4 +1,4 @@
-"""Records of binary logs: the framing of TensorBoard's and wandb's files, and protobuf's wire format."""
+"""Records of binary logs: the framing of TensorBoard's and wandb's files, and the wire format of Protocol Buffers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from rlwatch.importers.lines import LONGEST_RECORD
 
 CHECKED = 1 << 16
-"""Bytes of a TFRecord up to which its checksum is verified: larger ones hold pictures and the like."""
+"""Number of bytes of a TFRecord up to which its checksum is verified; larger ones hold pictures and the like."""
 WANDB = b":W&B"
 _BLOCK = 32768
 _HEAD = struct.Struct("<IHB")
@@ -19,13 +19,15 @@ _PREAMBLE = 7
 
 
 class Frames(Protocol):
-    """Bytes in, complete records out."""
+    """Interface of a parser that receives the bytes of a binary log and returns complete records."""
 
     damage: str
-    """Damage of the bytes fed so far; empty if there was none. A caller that reported it may clear it."""
+    """Description of damage in the bytes read so far; empty if there was none. A caller that reported it may clear
+    it.
+    """
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The records that ``data`` completes."""
+        """Return the records that are complete after the next bytes ``data``."""
         ...
 
 
@@ -43,7 +45,7 @@ _TABLE = _crc_table()
 
 
 def masked_crc32c(data: bytes | bytearray) -> int:
-    """The checksum that TFRecords carry.
+    """Return the masked CRC-32C checksum of ``data``, as TFRecords carry it.
 
     >>> hex(masked_crc32c(b"123456789"))  # CRC-32C is 0xe3069283
     '0xc78ab0e5'
@@ -60,7 +62,7 @@ def _too_long(longest: int) -> str:
 
 
 class TfRecords:
-    """TFRecords. Reading ends at a damaged record, since the start of the next one is unknown.
+    """Parser of TFRecords. Reading ends at a damaged record, because the start of the next one is unknown.
 
     A record of more than ``longest`` bytes is skipped without being held in memory.
     """
@@ -73,7 +75,7 @@ class TfRecords:
         self._pass = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The records that ``data`` completes."""
+        """Return the records that are complete after the next bytes ``data``."""
         if self._lost:
             return []
         passed = min(self._pass, len(data))
@@ -109,7 +111,11 @@ class TfRecords:
 
 
 class LevelDbLog:
-    """The log that wandb writes. Damage costs the rest of its block; reading goes on with the next."""
+    """Parser of the LevelDB log that wandb and SwanLab write.
+
+    Damage loses the rest of its block; reading continues with the next one. A record of more than ``longest`` bytes is
+    dropped.
+    """
 
     def __init__(self, *, longest: int = LONGEST_RECORD) -> None:
         self._longest = longest
@@ -119,7 +125,7 @@ class LevelDbLog:
         self._parts: bytearray | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The records that ``data`` completes."""
+        """Return the records that are complete after the next bytes ``data``."""
         self._buffer += data
         found: list[bytes] = []
         at = _PREAMBLE if self._before == 0 else 0
@@ -132,11 +138,11 @@ class LevelDbLog:
         return found
 
     def _left(self, at: int) -> int:
-        """Bytes up to the end of the block that ``at`` is in."""
+        """Return the number of bytes up to the end of the block that contains ``at``."""
         return _BLOCK - (self._before + at) % _BLOCK
 
     def _end_of_next(self, at: int) -> int:
-        """End of the next record, or of the padding of this block."""
+        """Return the end of the next record, or of the padding of this block."""
         left = self._left(at)
         if left < _HEAD.size:
             return at + left
@@ -167,16 +173,16 @@ class LevelDbLog:
         return end
 
 
-# Reading Protocol Buffers without their schema: numbered fields, as far as two trackers' files need them.
+# Reading Protocol Buffers without their schema: numbered fields, as far as trackers' files need them.
 #
-# Source: the encoding of Protocol Buffers, https://protobuf.dev/programming-guides/encoding. Their library would do
-# too, but the schemas come only with all of wandb or TensorBoard, which need not be where the files are read.
+# Source: the encoding of Protocol Buffers, https://protobuf.dev/programming-guides/encoding. Their library could read
+# them, too, but the schemas come only with all of wandb or TensorBoard, which may not be installed here.
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field: an integer for varints, bytes for all else.
+    """Yield (number, value) of each field in the message ``data``: an integer for varints, bytes for other types.
 
-    Raises ``ValueError`` where ``data`` is no message.
+    Raises ``ValueError`` if ``data`` is no message.
     """
     at = 0
     while at < len(data):
@@ -203,7 +209,9 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The unsigned integer of 64 bits that begins at ``at``, and where it ends. Raises ``ValueError``."""
+    """Return the unsigned 64-bit integer that begins at index ``at``, and the index at which it ends. Raises
+    ``ValueError``.
+    """
     value = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]
@@ -216,7 +224,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def signed(value: int | bytes) -> int:
-    """An ``int64`` that was read as unsigned.
+    """Return an ``int64`` that was read as unsigned. Raises ``ValueError`` if ``value`` is no integer.
 
     >>> signed((1 << 64) - 1), signed(7)
     (-1, 7)
@@ -227,7 +235,7 @@ def signed(value: int | bytes) -> int:
 
 
 def zigzag(value: int | bytes) -> int:
-    """An ``sint64`` that was read as unsigned.
+    """Return an ``sint64`` that was read as unsigned. Raises ``ValueError`` if ``value`` is no integer.
 
     >>> [zigzag(n) for n in (0, 1, 2, 3)]
     [0, -1, 1, -2]
@@ -236,7 +244,9 @@ def zigzag(value: int | bytes) -> int:
 
 
 def floating(value: int | bytes) -> float:
-    """A ``float`` (4 bytes) or ``double`` (8 bytes). Raises ``ValueError`` for anything else."""
+    """Return a ``float`` (4 bytes) or ``double`` (8 bytes) from its bytes. Raises ``ValueError`` for any other
+    value.
+    """
     if isinstance(value, int) or len(value) not in (4, 8):
         raise ValueError("a number was expected")
     (number,) = struct.unpack("<f" if len(value) == 4 else "<d", value)
@@ -244,12 +254,12 @@ def floating(value: int | bytes) -> float:
 
 
 def message(value: int | bytes) -> bytes:
-    """A nested message or a string, as bytes. Raises ``ValueError`` for an integer."""
+    """Return the bytes of a nested message or a string. Raises ``ValueError`` for an integer."""
     if isinstance(value, int):
         raise ValueError("a message was expected")
     return value
 
 
 def text(value: int | bytes) -> str:
-    """A string."""
+    """Return the string in the bytes of a field. Raises ``ValueError`` for an integer."""
     return message(value).decode("utf-8", "replace")

@@ -1,14 +1,15 @@
-"""Consoles that print a step as a block of lines: a head with the step, then a name and a value a line, or a table.
+"""Reading of consoles that print a step as a block of lines: a head with the step, then a name and a value a line, or a
+table.
 
-* NeMo-RL: ``===== Step 3/100 =====``, then ``  • Loss: 0.0123`` below ``Training Results:``. Metrics below
-  ``Validation Results:`` come from held-out data and are called ``eval/...``.
+* NeMo-RL: ``===== Step 3/100 =====``, then ``  • Loss: 0.0123`` below ``Training Results:``. Metrics below ``Validation
+  Results:`` come from held-out data and are called ``eval/...``.
 * torchforge: ``=== [logger] - METRICS STEP 3 ===``, then ``  name: value`` up to a line of ``=``.
 * AReaL: ``Train step 3/1000 done.``, then a table ``│ name │ value │ name │ value │``.
 * Stable-Baselines3: a table ``| rollout/ |  |``, ``|    ep_rew_mean | 0.5 |`` between two rules, with a row for the
   step (``iterations``, else ``total_timesteps``).
 
 A value with a unit (``12.31s``, ``80 %``) is not read. A block ends where the next begins, at its rule, or with the
-log. ``nan`` and ``inf`` are read as such.
+log. ``nan`` and ``inf`` are values.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _RESULTS = re.compile(r"\b(?P<of>Training|Validation) Results:")
 _RULE = re.compile(r"\s*(?:={10,}|-{10,}|\+?[-+]{10,}|╘[═╧]+╛)\s*")
 _OWN_STEPS = ("time/iterations", "time/total_timesteps")
 LONGEST = 4000
-"""Characters of a line of a block; longer lines are generated text."""
+"""Largest number of characters in a line of a block; longer lines are generated text."""
 
 
 class BlockConsoleParser(LineParser):
-    """Every block is a row."""
+    """Parser of a console in which every block of lines holds the metrics of one step."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -42,7 +43,7 @@ class BlockConsoleParser(LineParser):
         self._section = ""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row that ``segment`` ends."""
+        """Yield the row of the block that the line ``segment`` ends."""
         if len(segment.text) > LONGEST:
             return
         text = without_prefix(segment.text)
@@ -91,7 +92,7 @@ class BlockConsoleParser(LineParser):
 
 
 class BlockConsole(LineImporter):
-    """Console output of NeMo-RL, torchforge, AReaL or Stable-Baselines3."""
+    """Importer of the console output of NeMo-RL, torchforge, AReaL or Stable-Baselines3."""
 
     name: ClassVar[str] = "block-console"
     expects: ClassVar[str] = "block of a step: '=== Step 3/100 ===' (NeMo-RL), 'METRICS STEP 3' (torchforge), a table"

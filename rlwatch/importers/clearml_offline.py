@@ -1,8 +1,8 @@
-"""Offline sessions of ClearML: ``metrics.jsonl`` of ``~/.clearml/cache/offline/offline-ID/``.
+"""Reading of offline sessions of ClearML: ``metrics.jsonl`` in ``~/.clearml/cache/offline/offline-ID/``.
 
-Each line is a list of events, a scalar each. A scalar has a title (``metric``) and a series (``variant``), which are
-one name ``title/series``, or one word where they are equal. By default ClearML writes NaN and the infinities as 0
-(``Logger.set_reporting_nan_value`` changes it) and warns of that on the console only: a note repeats the warning.
+Each line is a list of events, each with one scalar. A scalar has a title (``metric``) and a series (``variant``), which
+are one name ``title/series``, or one word if they are equal. By default ClearML writes NaN and the infinities as 0
+(``Logger.set_reporting_nan_value`` changes it) and warns of that on the console only; a note repeats the warning.
 Settings are in ``task.json`` in the same directory.
 """
 
@@ -23,14 +23,14 @@ _SETTINGS = "task.json"
 
 
 class ClearMlParser(LineParser):
-    """Parser of events that each hold one scalar and its step."""
+    """Parser of ClearML's events, each of which holds one scalar and its step."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._rows = ScalarRows()
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """Rows that the events of a line end."""
+        """Yield the rows that are complete after the events in the line ``segment``."""
         if not segment.text.startswith("[{"):
             return
         try:
@@ -57,23 +57,23 @@ class ClearMlParser(LineParser):
         yield from self._rows.add(step, name, value, ts=moment / 1000, line=line)
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The row of the last step."""
+        """Yield the row of the last step."""
         yield from self._rows.finish()
 
     def config(self) -> Mapping[str, JSON]:
-        """Return the hyperparameters of the task, from the file next to the metrics."""
+        """Return the hyperparameters of the task, from the file ``task.json`` next to the metrics."""
         file = Path(self.path).with_name(_SETTINGS)
         found: Any = load_document(file) if file.is_file() else {}
         sections = found.get("hyperparams", {}) if isinstance(found, dict) else {}
         return {name: one.get("value") for section in sections.values() for name, one in section.items()}
 
     def notes(self) -> tuple[str, ...]:
-        """Warn that ClearML replaces NaN by 0."""
+        """Return a note that warns the user that ClearML replaces NaN by 0."""
         return ("ClearML writes NaN and infinities as 0: a value that was not finite is not seen here",)
 
 
 def _name(title: str, series: str) -> str:
-    """Name of a scalar.
+    """Return the name of a scalar from its title and series.
 
     >>> _name("train", "reward"), _name("kl", "kl")
     ('train/reward', 'kl')
@@ -82,7 +82,7 @@ def _name(title: str, series: str) -> str:
 
 
 class ClearMlOffline(LineImporter):
-    """The metrics of an offline session of ClearML."""
+    """Importer of the metrics of an offline session of ClearML."""
 
     name: ClassVar[str] = "clearml"
     expects: ClassVar[str] = "metrics.jsonl of an offline session of ClearML"

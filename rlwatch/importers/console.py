@@ -1,4 +1,4 @@
-"""Pieces of console output: printed dicts of metrics, tqdm's progress bars, and the steps that bars show."""
+"""Parsing of console output: printed dicts of metrics, tqdm's progress bars, and the steps that bars show."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ _PAIR = re.compile(
 
 
 MOST_BROKEN = 50
-"""Dicts without an end in one line, each of which may be looked through to the end of the line."""
+"""Largest number of dicts without an end in one line, each of which may be searched to the end of the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class DictRow:
-    """A printed dict: its items as text (strings without quotes), its place, and whether it was cut off."""
+    """A printed dict: its items as text (strings without quotes), its start and end in the line, and whether it was cut
+    off.
+    """
 
     items: dict[str, str]
     start: int
@@ -31,7 +33,7 @@ class DictRow:
 
 
 def dict_rows(text: str) -> list[DictRow]:
-    """The dicts printed in ``text``, left to right, also a first one without its leading brace."""
+    """Return the dicts printed in ``text``, left to right, also a first one without its leading brace."""
     rows: list[DictRow] = []
     lost = _LOST_BRACE.match(text)
     at = lost.end() if lost else _next_start(text, 0)
@@ -51,7 +53,9 @@ def _next_start(text: str, at: int) -> int | None:
 
 
 def _read(text: str, start: int) -> DictRow:
-    """The dict whose first key is at ``start``. A value at the very end of the text may be cut, so it is left out."""
+    """Return the dict whose first key is at ``start``. A value at the very end of the text may be cut, so it is left
+    out.
+    """
     items: dict[str, str] = {}
     at = start
     while match := _PAIR.match(text, at):
@@ -71,7 +75,9 @@ _BAR = re.compile(r"(?<!\d)\d{1,3}%\|[^|]*\| *(?P<n>\d{1,15})/(?P<total>\d{1,15}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One state of a progress bar; ``start`` and ``end`` are its place in the text it was found in."""
+    """One state of a progress bar: ``n`` of ``total``. ``start`` and ``end`` are its place in the text in which it was
+    found.
+    """
 
     n: int
     total: int
@@ -81,12 +87,14 @@ class Bar:
 
     @property
     def may_count_steps(self) -> bool:
-        """True if it may be the trainer's own bar, which has no title (``Map:``, ``Loading shards:`` are others)."""
+        """Return True if this may be the trainer's own bar, which has no title (other bars are called ``Map:``,
+        ``Loading shards:``).
+        """
         return not self.title or "train" in self.title.lower()
 
 
 def bars(text: str) -> Iterator[Bar]:
-    """The bars in ``text``, left to right."""
+    """Yield the progress bars in ``text``, left to right."""
     if "%|" not in text:
         return
     end = 0
@@ -96,17 +104,19 @@ def bars(text: str) -> Iterator[Bar]:
         yield Bar(int(match["n"]), int(match["total"]), title, match.start(), end)
 
 
-# Steps of rows without one, from the progress bars around them.
+# Steps of rows that hold none, from the progress bars around them.
 #
-# HF's Trainer prints its metrics without the step; the bar that tqdm redraws right after the row shows it. Where
-# stdout was buffered rows come in batches, long after their steps: a batch of 31 rows before ``620/1875`` is one row
-# every 20 steps. Without any bar rows are numbered. Everything here depends only on what came before, never on the
-# end of the log, so that following a log and reading it afterwards give the same steps.
+# HF's Trainer prints its metrics without the step, and the bar that tqdm redraws right after the row shows the step. If
+# stdout was buffered, rows come in batches, long after their steps: a batch of 31 rows before ``620/1875`` is one row
+# every 20 steps. Without any bar rows are numbered. The result depends only on earlier output, never on the end of the
+# log, so that following a log and reading it afterwards give the same steps.
 
 T = TypeVar("T")
 _NOTHING = (0, 0)
 MOST_WAITING = 1000
-"""Most rows held back for a bar. 8 KiB of buffered stdout are about a hundred; a bar may also never come."""
+"""Largest number of rows held back for a bar. 8 KiB of buffered stdout are about a hundred; a bar may also never
+come.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +127,22 @@ class _Waiting(Generic[T]):
 
 
 class StepClock(Generic[T]):
-    """Takes rows and bars in the order of the log; gives rows back with their step.
+    """Assignment of steps to rows that hold none, from the progress bars printed around them.
 
-    A row that ``trains`` has a step of its own; any other is an evaluation and gets the step of the row before.
+    It receives rows and bars in the order of the log, and returns rows with their step. A row that ``trains`` has its
+    own step; any other row is an evaluation and gets the step of the row before.
     """
 
     def __init__(self) -> None:
         self.pace: int | None = None
-        """Steps from one row to the next, once known."""
+        """Number of steps from one row to the next; None until it is known."""
         self.last = 0
-        """The step of the last row."""
+        """Step of the last row."""
         self.counted = False
         """True if any row had to be numbered because no bar showed its step."""
         self._waiting: list[_Waiting[T]] = []
         self._trainings = 0
-        """Training steps among the rows that wait."""
+        """Number of training rows among the rows that wait."""
         self._total: int | None = None
         self._guessed: int | None = None
         self._n = 0
@@ -139,7 +150,11 @@ class StepClock(Generic[T]):
         self._batches = False  # rows come late and together: a bar does not show the step of a single row
 
     def row(self, row: T, *, trains: bool, bar_before: tuple[int, int] = _NOTHING) -> list[tuple[T, int]]:
-        """Take a row; ``bar_before`` is (n, total) of the bar printed before it on the same line, if any."""
+        """Add a row, and return the rows whose step is known now, as (row, step).
+
+        ``trains``: the row belongs to the training, not to an evaluation. ``bar_before`` is (n, total) of the bar
+        printed before it on the same line; (0, 0) if there was none.
+        """
         if not trains and not self._waiting:
             return [(row, self.last if self._total is None or self._batches else max(self.last, self._n))]
         self._waiting.append(_Waiting(row, trains, bar_before))
@@ -148,7 +163,11 @@ class StepClock(Generic[T]):
         return self._count() if barless or len(self._waiting) > MOST_WAITING else []
 
     def bar(self, n: int, total: int, *, directly: bool) -> list[tuple[T, int]]:
-        """Take a bar; ``directly`` means that only line ends lie between it and the last row."""
+        """Add a progress bar with the count ``n`` of ``total``, and return the rows whose step is known now, as (row,
+        step).
+
+        ``directly``: only line ends lie between the bar and the last row.
+        """
         self._bars_seen = True
         if self._total is None:
             self._guess(n, total)
@@ -172,7 +191,7 @@ class StepClock(Generic[T]):
                 self._guessed = None
 
     def _is_own(self, n: int, total: int, *, directly: bool) -> bool:
-        """True if a bar is the trainer's: it is redrawn after the trainer's rows, and counts at least as far."""
+        """Return True if a bar is the trainer's: it is redrawn after the trainer's rows, and counts at least as far."""
         if total == self._total:
             return True
         if not self._waiting or n < max(1, self._trainings):
@@ -188,15 +207,16 @@ class StepClock(Generic[T]):
         return alone if alone > self.last else 0
 
     def at(self, step: int) -> list[tuple[T, int]]:
-        """Take the step of a row that holds it; return the rows that waited before it."""
+        """Note the ``step`` of a row that holds it, and return the rows that waited before that row, as (row, step)."""
         settled = self.flush()
         self._advance(step)
         return settled
 
     def again(self, share: float) -> list[tuple[T, int]]:
-        """Restart the counter before the first row of a restarted training; return the rows that waited.
+        """Restart the count before the first row of a restarted training, and return the rows that waited, as (row,
+        step).
 
-        ``share``: epoch of the checkpoint that was loaded over the epoch that was reached before, 0 to 1.
+        ``share`` is the epoch of the loaded checkpoint divided by the epoch that was reached before, 0 to 1.
         """
         settled = self.flush()
         self.last = max(0, round(self.last * share) - (self.pace or 1))
@@ -205,7 +225,9 @@ class StepClock(Generic[T]):
         return settled
 
     def flush(self) -> list[tuple[T, int]]:
-        """Return the rows that still wait, with the best guess of their steps: the training or the log has ended."""
+        """Return the rows that still wait, as (row, step), with the best guess of their steps: the training or the log
+        has ended.
+        """
         return self._settle(self._n) if self._n > self.last else self._count()
 
     def _settle(self, n: int) -> list[tuple[T, int]]:

@@ -1,7 +1,7 @@
-"""A table between other output: a header with a word for the step, then rows of numbers.
+"""Reading of a table in console output: a header with a word for the step, then rows of numbers.
 
-That is a CSV after the first output of a program, or columns that a loop prints with blanks between them. Separators:
-comma, semicolon, tab, blanks. With semicolons and tabs a number may have a decimal comma; between blanks a comma
+That is a CSV after the first output of a program, or columns that a loop prints with blanks between them. Separators
+are comma, semicolon, tab and blanks. With semicolons and tabs a number may have a decimal comma; between blanks a comma
 separates thousands, as in all other lines of a console. A header counts once a row follows it: as many cells, a whole
 step, and only numbers. An empty cell was not measured. A repeated header changes nothing; a different one begins other
 columns. A printed ``DataFrame`` has one cell more than its header, its index.
@@ -19,7 +19,7 @@ from rlwatch.importers.lines import LONGEST_NAME, TextLine, without_prefix
 
 BLANKS = " "
 LONGEST = 20_000
-"""Characters of a row."""
+"""Largest number of characters in a row."""
 _NAME = re.compile(r"[A-Za-z_%][^,;\t|]*")
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _RULE = re.compile(r"[\s\-=+|_─━═]*")
@@ -35,16 +35,16 @@ class _Header(NamedTuple):
 
 
 class ConsoleTableParser(LineParser):
-    """Looks for a header and its first row, then reads the rows."""
+    """Parser that searches for a header and its first row, then reads the rows of the table."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._header: _Header | None = None
         self._candidates: list[_Header] = []
-        """The headers that the line before may be."""
+        """Headers that the line before may be, one for each separator."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row of one line."""
+        """Yield the row in the line ``segment``, if it belongs to a table."""
         if len(segment.text) > LONGEST:
             return
         text = without_prefix(segment.text)
@@ -67,14 +67,14 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _plain(cell: str, separator: str) -> str:
-    """A number without separators of thousands, and with a decimal point."""
+    """Return the text of a number without separators of thousands, and with a decimal point."""
     if separator != BLANKS:
         return plain_number(cell, separator)
     return cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell
 
 
 def _headers(text: str) -> Iterator[_Header]:
-    """The headers that a line may be, by each separator."""
+    """Yield the headers that a line may be, by each separator."""
     for separator in (*SEPARATORS, BLANKS):
         columns = tuple(_split(text, separator)) if separator in text else ()
         if len(columns) < 2 or not all(_NAME.fullmatch(name) and len(name) <= LONGEST_NAME for name in columns):
@@ -108,12 +108,12 @@ def _row(header: _Header, text: str, line: int) -> ImportedRow | None:
 
 
 class ConsoleTable(LineImporter):
-    """A table that a program prints between other lines."""
+    """Importer of a table that a program prints between other lines."""
 
     name: ClassVar[str] = "console-table"
     expects: ClassVar[str] = "header 'step reward ...' with a row of numbers below"
     anywhere: ClassVar[bool] = True
     marks: ClassVar[tuple[bytes, ...]] = (b"step", b"Step", b"STEP", b"iter", b"Iter", b"update", b"Update", b"poch")
     weight: ClassVar[float] = 0.25
-    """Below the confidence of custom loops, which may also print a small table."""
+    """Confidence in this format, below that in custom loops, which may also print a small table."""
     parser: ClassVar[type[LineParser]] = ConsoleTableParser

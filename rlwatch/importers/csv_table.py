@@ -1,9 +1,9 @@
-"""CSV, long (``run_id,step,metric,value``) and wide (``step,loss,reward,...``).
+"""Reading of CSV tables: long (``run_id,step,metric,value``) and wide (``step,loss,reward,...``).
 
-Both may hold several runs (with a ``run_id`` column) or one (without). Separators: comma, semicolon, tab, bar; with all
-but the first a number may have a decimal comma. Comment lines (``#``) before the header, and repeated headers, are
-skipped. ``nan``, ``inf`` and ``-inf`` in words are values. An **empty cell means not measured**: pandas
-leaves a cell empty both for NaN and for what was never logged, and a log that calls every gap a NaN would be one long
+Both may hold several runs (with a ``run_id`` column) or one (without). Separators are comma, semicolon, tab and bar;
+with all but the comma a number may have a decimal comma. Comment lines (``#``) before the header, and repeated headers,
+are skipped. ``nan``, ``inf`` and ``-inf`` as text are values. An **empty cell means not measured**: pandas leaves a
+cell empty both for NaN and for values that were never logged. If every gap counted as NaN, the log would be one long
 false alarm.
 """
 
@@ -26,15 +26,16 @@ _OF_TENSORBOARD = ["wall time", "step", "value"]
 _EXTREMES = ("__MIN", "__MAX")
 _OF_SB3 = ("time/iterations", "time/total_timesteps")
 STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", *_OF_SB3, "epoch")
-"""Columns that may hold the step; the first match counts, so that an epoch is the step of a log that has no other. The
-list is longer than for other formats: a column is a series, while ``"steps": 2000`` in a JSON row may be a setting.
+"""Columns that may hold the step; the first match counts, so that an epoch is the step of a log that has no other.
+
+The list is longer than for other formats: a column is a series, while ``"steps": 2000`` in a JSON row may be a setting.
 """
 SEPARATORS = ",;\t"
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
 
 
 def cells_of_line(text: str, separator: str) -> list[str]:
-    """Return the cells of a line; empty if it is no CSV (the csv module refuses cells over 128 KiB)."""
+    """Return the cells of a line; empty if it is no CSV (Python's csv module refuses cells over 128 KiB)."""
     if '"' not in text:
         return [cell.strip() for cell in text.split(separator)]
     try:
@@ -44,7 +45,7 @@ def cells_of_line(text: str, separator: str) -> list[str]:
 
 
 def plain_number(text: str, separator: str) -> str:
-    """Return a number with a decimal point; with any separator but the comma it may have a decimal comma.
+    """Return the text of a number with a decimal point. A decimal comma is replaced, unless ``separator`` is the comma.
 
     >>> plain_number("0,5", ";"), plain_number("0.5", ";")
     ('0.5', '0.5')
@@ -55,7 +56,7 @@ def plain_number(text: str, separator: str) -> str:
 
 
 class TableParser(LineParser):
-    """Reads the header first; cells of one run and step that follow each other become one row."""
+    """Parser of a CSV table: it reads the header first, then the cells of each line."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -65,7 +66,9 @@ class TableParser(LineParser):
         self._last = ("", 0)  # a step as written and as read: most lines repeat that of the line before
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The rows that one line completes."""
+        """Yield the rows that are complete after the line ``segment``. Raises ``ImportFormatError`` for a step that is
+        no integer.
+        """
         if self._columns is None:
             self._header(segment.text)
             return
@@ -100,14 +103,14 @@ class TableParser(LineParser):
 
     @abstractmethod
     def _accepts(self, columns: list[str]) -> bool:
-        """True if this is such a table; ``columns`` in lower case."""
+        """Return True if the table has this parser's form; ``columns`` are in lower case."""
 
     @abstractmethod
     def _read(self, cells: list[str], line: int) -> Iterator[ImportedRow]:
-        """The rows that the cells of one line complete."""
+        """Yield the rows that are complete after the cells of one line."""
 
     def _place(self, cells: list[str], line: int) -> tuple[str, int]:
-        """Run and step of a line."""
+        """Return the run and the step of a line."""
         text = cells[self._step]
         if text != self._last[0] or not text:
             try:
@@ -130,7 +133,9 @@ class TableParser(LineParser):
 
 
 class LongTableParser(TableParser):
-    """One line a value."""
+    """Parser of a long CSV table, with one value on each line; consecutive values of one run and step become one
+    row.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -162,14 +167,14 @@ class LongTableParser(TableParser):
         self._metrics[name] = value
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The row of the last step."""
+        """Yield the row of the last step."""
         if self._open is not None:
             yield self._open
         self._open = None
 
 
 def _tag(file: str) -> str:
-    """Name of the metric of a file that TensorBoard's page gave, which has it in its name and nowhere in it.
+    """Return the name of the metric in a file from TensorBoard's page, which has it in the file name only.
 
     >>> _tag("run-seed3_logs-tag-train_reward.csv"), _tag("reward.csv")
     ('train_reward', 'reward')
@@ -178,14 +183,17 @@ def _tag(file: str) -> str:
 
 
 class WideTableParser(TableParser):
-    """One line a step; of a chart of wandb's page, a column for each run, with the metric behind its name."""
+    """Parser of a wide CSV table, with one step on each line.
+
+    In an export of a chart from wandb's page each column is a run, with the metric after its name.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._charted: list[tuple[str, str]] = []
-        """Run and metric of each column; empty where columns are metrics."""
+        """Run and metric of each column; empty if columns are metrics."""
         self._of_single = False
-        """True if its columns are those of records of single responses."""
+        """True if the columns are those of records of single responses."""
 
     def _accepts(self, columns: list[str]) -> bool:
         given = [column.rpartition(" - ") for column in self._columns or ()]
@@ -211,7 +219,7 @@ class WideTableParser(TableParser):
             yield ImportedRow(step, metrics, line, run)
 
     def _of_runs(self, step: int, cells: list[str], line: int) -> Iterator[ImportedRow]:
-        """A row for each run that was measured at this step."""
+        """Yield a row for each run that was measured at this step."""
         found: dict[str, dict[str, float]] = {}
         for index, ((run, metric), text) in enumerate(zip(self._charted, cells, strict=True)):
             value = self._number(text, metric, line) if metric and text and index != self._step else None
@@ -222,7 +230,7 @@ class WideTableParser(TableParser):
 
 
 class LongTable(LineImporter):
-    """A long CSV."""
+    """Importer of a long CSV table (one value on each line)."""
 
     name: ClassVar[str] = "csv"
     expects: ClassVar[str] = "CSV header 'run_id,step,metric,value'"
@@ -231,7 +239,7 @@ class LongTable(LineImporter):
 
 
 class WideTable(LineImporter):
-    """A wide CSV."""
+    """Importer of a wide CSV table (one step on each line)."""
 
     name: ClassVar[str] = "csv-wide"
     expects: ClassVar[str] = "CSV header 'step,<metric>,<metric>...'"

@@ -1,6 +1,6 @@
-"""Rows that are in memory: tables of pandas, polars and pyarrow, mappings of columns, lists of rows.
+"""Reading of rows in memory: tables of pandas, polars and pyarrow, mappings of columns, lists of rows.
 
-A table has a row for each step, or (with columns ``metric`` and ``value``) a row for each value; a column ``run_id`` or
+A table has a row for each step, or (with columns ``metric`` and ``value``) a row for each value. A column ``run_id`` or
 ``run`` separates several runs. ``attempt`` is not read as a metric: an attempt begins where steps go back, as in any
 log.
 
@@ -25,18 +25,18 @@ _ABSENT = object()
 
 
 def is_table(data: object) -> bool:
-    """True for a table of pandas, polars or pyarrow."""
+    """Return True for a table of pandas, polars or pyarrow."""
     return _names(data) is not None
 
 
 def is_data(data: object) -> bool:
-    """True for a table, a mapping of columns, or a list of rows."""
+    """Return True for a table, a mapping of columns, or a list of rows."""
     rows = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], Mapping)
     return rows or isinstance(data, Mapping) or is_table(data)
 
 
 def plain(data: Any) -> Any:
-    """``data`` with arrays, ranges and mappings as lists and dicts, as JSON would have them.
+    """Return ``data`` with arrays, ranges and mappings converted to lists and dicts, as JSON would have them.
 
     >>> plain({"step": range(2), "loss": (0.5, None)})
     {'step': [0, 1], 'loss': [0.5, None]}
@@ -50,9 +50,10 @@ def plain(data: Any) -> Any:
 
 
 def tables_of(frame: Any, path: str) -> dict[str, list[dict[str, object]]]:
-    """Return the measured rows of a table by run (``""`` if no column names runs).
+    """Return the rows of the table ``frame`` by run (``""`` if no column names runs), without cells that were not
+    measured.
 
-    Raises ``ImportFormatError`` where columns have the same name.
+    ``path`` names the data in error messages. Raises ``ImportFormatError`` if columns have the same name.
     """
     names = _names(frame) or []
     if len(set(names)) < len(names):

@@ -1,7 +1,7 @@
-"""SQLite databases of trackers: trackio's, one for each project, and MLflow's, with all its experiments.
+"""Reading of trackers' SQLite databases: trackio's, one for each project, and MLflow's, with all its experiments.
 
-Both hold many runs, each with its configuration. They are read through SQLite, read only, also while a trainer writes
-to them. Lines are numbers of rows.
+Both hold many runs, each with its configuration. They are opened read only, also while a trainer writes to them. Lines
+are numbers of rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OWN_HINT = "is a run of rlwatch itself: see `rlwatch runs --store DIR`, with th
 
 
 class DatabaseReading(LogReading):
-    """Reading of the database of a tracker."""
+    """Reader of the SQLite database of a tracker."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -49,7 +49,10 @@ class DatabaseReading(LogReading):
         self._names: dict[str, str] = {}
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """The rows of every run, one run after another. Raises ``ImportFormatError``."""
+        """Yield the rows of every run in the database at ``path``, one run after another.
+
+        Raises ``ImportFormatError`` if it cannot be read, or is a database of another program.
+        """
         try:
             with unpacked(path) as file, closing(opened(file)) as database:
                 columns = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('metrics')")}
@@ -65,7 +68,7 @@ class DatabaseReading(LogReading):
             raise ImportFormatError(self.path, f"is an SQLite database that cannot be read ({error})") from error
 
     def about(self, run: str) -> About:
-        """Settings of a run."""
+        """Return the settings of the run called ``run``."""
         configs = (self._configs.get(run_id, {}) for run_id, name in self._names.items() if name == run)
         return About(config=next(configs, {}))
 
@@ -101,14 +104,15 @@ class DatabaseReading(LogReading):
 
 
 def unique_name(name: str, run_id: str, taken: Collection[str]) -> str:
-    """Return the name of a run, with the beginning of its id if the name is in ``taken``."""
+    """Return ``name``, the name of a run, with the beginning of ``run_id`` appended if the name is in ``taken``."""
     return f"{name}-{run_id[:8]}" if name in taken else name
 
 
 def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, number: int = 0) -> Iterator[ImportedRow]:
-    """Yield rows of ``values``: (step, Unix time, metric, value), sorted by step.
+    """Yield the rows of a run from ``values``: (step, Unix time in seconds, metric, value), sorted by step.
 
-    A metric that was logged again at a step begins another row. ``number`` counts the values that came before.
+    A metric that was logged again at a step begins another row. ``number`` is the number of values that came before,
+    for the line numbers of rows.
     """
     for step, those in groupby(values, key=lambda value: value[0]):
         metrics: dict[str, float] = {}
@@ -123,7 +127,7 @@ def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, num
 
 
 def opened(path: Path) -> sqlite3.Connection:
-    """Open a database read only."""
+    """Return a read-only connection to the SQLite database at ``path``."""
     return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, timeout=PATIENCE_S)
 
 
@@ -167,7 +171,7 @@ def _moment(text: object) -> float:
 
 
 class RunDatabase:
-    """The SQLite database of trackio or MLflow."""
+    """Importer of the SQLite database of trackio or MLflow."""
 
     name: ClassVar[str] = "sqlite"
     expects: ClassVar[str] = "SQLite database of trackio or MLflow"
@@ -176,10 +180,10 @@ class RunDatabase:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Return high confidence for the bytes that every SQLite file begins with."""
+        """Return a high confidence if ``head`` begins with the bytes of every SQLite file, else 0."""
         found = head.startswith(_MAGIC)
         return FormatMatch(0.99 if found else 0.0, f"{'found an' if found else 'no'} {self.expects}")
 
     def reading(self, path: str) -> DatabaseReading:
-        """A fresh reading."""
+        """Return a new reader of the database at ``path``."""
         return DatabaseReading(path)

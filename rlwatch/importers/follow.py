@@ -1,4 +1,4 @@
-"""Following a file that grows, and the position up to which it was read.
+"""Reading of a file that grows, and the position up to which it was read.
 
 Only new bytes are read if a format can be read from the middle, otherwise the whole file again.
 """
@@ -23,14 +23,14 @@ from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.records import JSON
 
 MARK = 256
-"""Bytes before the position that are remembered."""
+"""Number of bytes before the position whose hash is remembered."""
 A_WHILE_S = 0.5
 _MOST_SIBLINGS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position in a log, for a later process.
+    """Position in a log, from which a later process can continue.
 
     Attributes
     ----------
@@ -39,10 +39,10 @@ class Position:
     base
         ``seq`` of the record before the first row of the file.
     offset
-        Bytes of the file that were read.
+        Number of bytes of the file that were read.
     mark
-        Hash of the bytes before ``offset``. A file with other bytes there is another file or was written anew,
-        whatever its name, inode and times.
+        Hash of the bytes before ``offset``. A file with other bytes there is another file or was rewritten, whatever
+        its name, inode and times.
     """
 
     file: str
@@ -51,7 +51,7 @@ class Position:
     mark: str
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the fields as JSON."""
+        """Return the fields of the position as JSON values."""
         return asdict(self)
 
     @classmethod
@@ -66,12 +66,12 @@ class Position:
 
 
 def mark_of(tail: bytes) -> str:
-    """Return the mark of the bytes before a position."""
+    """Return the hash of ``tail``, the bytes before a position, by which the file is recognised later."""
     return hashlib.sha256(tail[-MARK:]).hexdigest()[:32]
 
 
 def holds_mark(file: IO[bytes], offset: int, mark: str) -> bool:
-    """True if ``file`` holds, before ``offset``, the bytes of ``mark``. Moves the reading place."""
+    """Return True if the bytes of ``file`` before ``offset`` have the hash ``mark``. Moves the reading position."""
     start = max(0, offset - MARK)
     file.seek(start)
     tail = file.read(offset - start)
@@ -79,7 +79,9 @@ def holds_mark(file: IO[bytes], offset: int, mark: str) -> bool:
 
 
 def is_at(path: Path, offset: int, mark: str) -> bool:
-    """True if the file at ``path`` holds, before ``offset``, the bytes of ``mark``; False if it cannot be read."""
+    """Return True if the bytes before ``offset`` in the file at ``path`` have the hash ``mark``; False if it cannot be
+    read.
+    """
     try:
         with open_regular(path) as file:
             return holds_mark(file, offset, mark)
@@ -88,9 +90,11 @@ def is_at(path: Path, offset: int, mark: str) -> bool:
 
 
 def kept_copy(path: Path, offset: int, mark: str) -> Path | None:
-    """Return the file next to ``path`` that holds what was read of it: a rotated log, or a copy made before truncation.
+    """Return the file next to ``path`` with the content that was read from it: a rotated log, or a copy made before
+    truncation.
 
     Its name is like ``train.log.1``, ``train.log-20260101`` or ``train-20260101.log``; packed files do not count.
+    ``offset`` and ``mark`` are those of the position up to which the file was read. None if there is no such file.
     """
     if offset == 0:
         return None
@@ -116,46 +120,50 @@ _HOLE = b"\x00" * 4
 
 
 class Follower(Protocol):
-    """Gives the rows that came since the last time."""
+    """Interface of a reader that returns the rows (metrics of one step) which a file gained since the last poll."""
 
     reading: LogReading
     problem: str
     """Reason why the file cannot be read at the moment; empty if it can."""
     more: bool
-    """True if the last poll ended before the file did, so that other logs have their turn."""
+    """True if the last poll ended before the end of the file, so that other logs can be read first."""
 
     def poll(self) -> Iterable[ImportedRow]:
-        """New rows; none if the file has not changed or is gone for a moment."""
+        """Return new rows; none if the file has not changed or is missing for a moment."""
         ...
 
     def close(self) -> Iterable[ImportedRow]:
-        """Return the rows held back for more output, and close the file."""
+        """Return the rows that were held back for more output, and close the file."""
         ...
 
     def release(self) -> None:
-        """Close the file for now; the next poll goes on where the last ended."""
+        """Close the file for now; the next poll continues where the last one ended."""
         ...
 
     def place(self) -> tuple[Path, int, str]:
-        """File being read, the number of bytes read of it, and the mark of the last of them."""
+        """Return the file that is being read, the number of bytes read, and the hash of the last of them."""
         ...
 
 
 class StreamFollower:
-    """Reads appended bytes, and holds back incomplete rows.
+    """Reader of the bytes appended to a log, which holds back incomplete rows.
 
-    A file is known by its content, since network file systems report old sizes and times and change inodes. One
-    that no longer holds what was read of it was written anew by a trainer that started again (verl's file logger
-    does): it is read from its beginning, and so is the next file where a log was rotated. A rotated log is read to
-    its end first, also if it was copied and truncated.
+    A file is recognised by its content, because network file systems report old sizes and times and change inodes. If a
+    file no longer holds the bytes that were read, a restarted trainer has rewritten it (verl's file logger does): it is
+    read from its beginning. So is the next file after a rotation. A rotated log is read to its end first, also if it
+    was copied and truncated.
 
     Parameters
     ----------
+    path
+        The log.
+    importer
+        Its format.
     begun
         Called between the rows of two files, with True if the next file is a new attempt.
     position
-        Position of an earlier process. Its file, or the rotated copy, is read from its beginning, since a parser must
-        see all of it. If neither is left, ``begun`` is called first.
+        Position of an earlier process. Its file, or the rotated copy, is read from its beginning, because a parser must
+        see all of it. If neither exists, ``begun`` is called first.
     """
 
     def __init__(
@@ -173,7 +181,7 @@ class StreamFollower:
             self._resume(position)
 
     def poll(self) -> Iterator[ImportedRow]:
-        """Rows completed since the last poll."""
+        """Yield the rows that were completed since the last poll."""
         self.more, self._left = False, A_LOOK
         with contextlib.suppress(FileNotFoundError):  # between the two halves of a rotation
             yield from self._appended()
@@ -183,18 +191,18 @@ class StreamFollower:
                 yield from self._appended()
 
     def close(self) -> Iterator[ImportedRow]:
-        """Yield the row of the unfinished last line, and the rows that the parser held back."""
+        """Yield the row of the unfinished last line, and the rows that the parser held back; then close the file."""
         yield from self._rest()
         self.release()
 
     def release(self) -> None:
-        """Close the file."""
+        """Close the file for now; the next poll opens it again."""
         if self._file is not None:
             self._file.close()
         self._file = None
 
     def place(self) -> tuple[Path, int, str]:
-        """File, bytes read, mark."""
+        """Return the file that is being read, the number of bytes read, and the hash of the last of them."""
         return self._at, self._offset, mark_of(self._tail)
 
     def _resume(self, position: Position) -> None:
@@ -285,7 +293,7 @@ class StreamFollower:
 
 
 class DirectoryFollower(StreamFollower):
-    """Reads the event files of a TensorBoard run, one to its end and then, if there is one, the next by name."""
+    """Reader of the event files of a TensorBoard directory: one file to its end, then the next one by name."""
 
     def _resume(self, position: Position) -> None:
         self._at = self._path / position.file
@@ -305,9 +313,9 @@ class DirectoryFollower(StreamFollower):
 
 
 class WholeFollower:
-    """Reads the whole file or directory again when it has changed, and returns the rows that are new.
+    """Reader of a file or directory as a whole, again whenever it has changed, which returns only new rows.
 
-    Metrics that came late to a row are a row of their own. If a known row has changed, the log was written anew, and
+    Metrics that were added to a row later are returned as a row. If a known row has changed, the log was rewritten, and
     all rows from there on are returned. A half-written file is left for the next poll.
 
     Parameters
@@ -317,10 +325,10 @@ class WholeFollower:
     importer
         Its format.
     run
-        The run to read of several; None for all.
+        The run to read if there are several; None for all.
     share
-        Share of CPU time, 0 to 1, that reading may take. A file that took ``A_WHILE_S`` of CPU time is read again only
-        after a pause, since the trainer is often on the same machine.
+        Share of CPU time, 0 to 1, that reading may take. A file that took ``A_WHILE_S`` seconds of CPU time is read
+        again only after a pause, because the trainer is often on the same machine.
     """
 
     def __init__(self, path: Path, importer: Importer, run: str | None = None, *, share: float = 0.1) -> None:
@@ -335,7 +343,7 @@ class WholeFollower:
         """File that was written last."""
 
     def poll(self) -> list[ImportedRow]:
-        """New rows, if the file has changed."""
+        """Return new rows, if the file has changed since the last poll."""
         cost = thread_time()
         mark = self._marked() if monotonic() >= self._due else []
         if not mark or mark == self._mark:
@@ -393,15 +401,15 @@ class WholeFollower:
         return self.poll()
 
     def release(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing, because no file stays open."""
 
     def place(self) -> tuple[Path, int, str]:
-        """Return the newest file and offset 0: reading always begins at the beginning."""
+        """Return the newest file, offset 0 and an empty hash, because reading always begins at the beginning."""
         return self.newest, 0, ""
 
 
 def _only_nul(file: IO[bytes]) -> bool:
-    """True if only NUL bytes follow in ``file``; otherwise stops at the first other bytes."""
+    """Return True if only NUL bytes follow in ``file``; otherwise stop at the first other bytes."""
     left = A_LOOK
     while left > 0:
         start = _data_from(file)
@@ -429,7 +437,7 @@ def _data_from(file: IO[bytes]) -> int | None:
 
 
 def _holds(row: ImportedRow, before: ImportedRow) -> bool:
-    """True if a row still holds all values that it held before; NaN equals NaN."""
+    """Return True if a row still holds all values that it held before; NaN equals NaN."""
     return row.metrics == before.metrics or all(
         repr(row.metrics.get(name)) == repr(value) for name, value in before.metrics.items()
     )

@@ -1,6 +1,6 @@
-"""Logs that are one JSON document: rows in a list, columns in lists, and tables of rows.
+"""Reading of logs that are one JSON document: a list of rows, an object of columns, or several tables.
 
-Callbacks dump ``[{"step": 1, "loss": 0.5}, ...]`` at the end; plots are drawn from ``{"loss": [0.5, 0.4], "reward":
+Callbacks write ``[{"step": 1, "loss": 0.5}, ...]`` at the end; plots are drawn from ``{"loss": [0.5, 0.4], "reward":
 [...]}``. Either may be nested in other data (``{"history": [{...}, ...]}``), columns also by group (``{"history":
 {"step": [...], "train": {"reward": [...]}}}``). Rows without a step are numbered. Several tables in one document are a
 run each. Line numbers are numbers of rows.
@@ -43,24 +43,28 @@ _COLUMNS = re.compile(rb'\s*\{.{0,100000}?"[^"\\]{1,200}"\s*:\s*\[\s*(?:\{\s*"|-
 _WRAPPED = b'"stream_name"'
 MOST_TABLES = 100
 LOOKED_AT = 100
-"""Rows of a table that are checked for records of single responses."""
+"""Number of rows of a table that are checked for records of single responses."""
 LEAST_ROWS = 2
-"""A list of fewer is no series."""
+"""Smallest number of entries in a list that is read as a series."""
 
 
 class JsonDocumentReading(LogReading):
-    """Read as a whole, since it is one JSON document."""
+    """Reader of a log that is one JSON document, and so is read as a whole."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._numbered = False
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """The rows of every table, one table after another."""
+        """Yield the rows of every table in the file at ``path``, one table after another. Raises
+        ``ImportFormatError``.
+        """
         yield from self.rows_of(load_document(path))
 
     def rows_of(self, document: JSON) -> Iterator[ImportedRow]:
-        """Yield the rows of every table of a document that is loaded already."""
+        """Yield the rows of every table in ``document``, which was loaded already. Raises ``ImportFormatError`` if it
+        is no log.
+        """
         found = [(name, rows) for name, rows in _tables(document) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
         tables = self._of_a_training(found, listed=not _is_columns(document))
         several = sum(not of_held_out(name) for name, _ in tables) > 1
@@ -68,7 +72,9 @@ class JsonDocumentReading(LogReading):
             yield from self._table(rows, name if several else "", held_out=not several and of_held_out(name))
 
     def rows_in(self, tables: Mapping[str, Sequence[Mapping[str, object]]]) -> Iterator[ImportedRow]:
-        """The rows of tables, by the names of their runs."""
+        """Yield the rows in ``tables`` (name of a run -> its rows). Raises ``ImportFormatError`` if they are no
+        training steps.
+        """
         for name, rows in self._of_a_training(list(tables.items()), listed=False):
             yield from self._table(rows, name, held_out=False)
 
@@ -88,7 +94,7 @@ class JsonDocumentReading(LogReading):
         return [(name, rows) for name, rows in tables if not problems[name]]
 
     def notes(self) -> tuple[str, ...]:
-        """Source of the steps."""
+        """Return a note for the user if rows are numbered because none holds its step."""
         return ("no row holds its step: rows are numbered 1, 2, 3...",) if self._numbered else ()
 
     def _table(self, rows: Sequence[Mapping[str, object]], run: str, *, held_out: bool) -> Iterator[ImportedRow]:
@@ -130,7 +136,7 @@ def _is_columns(document: JSON) -> bool:
 
 
 def _tables(document: JSON) -> list[tuple[str, list[dict[str, object]]]]:
-    """Name and rows of each table of ``document``."""
+    """Return name and rows of each table in ``document``."""
     if isinstance(document, list):
         rows = [entry for entry in document if isinstance(entry, dict)]
         inner = [
@@ -169,7 +175,7 @@ def _is_column(value: object) -> bool:
 
 
 class JsonDocument:
-    """A log that is one JSON document."""
+    """Importer of a log that is one JSON document."""
 
     name: ClassVar[str] = "json"
     expects: ClassVar[str] = 'JSON document [{"step": N, "name": value}, ...] or {"name": [values], ...}'
@@ -178,7 +184,9 @@ class JsonDocument:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Return high confidence for a list of rows with numbers, less for an object that holds lists."""
+        """Return a high confidence if ``head`` begins a list of rows with numbers, and less for an object that holds
+        lists.
+        """
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if _WRAPPED in text[:200] or b"<t" in text or HISTORY.encode() in text or is_row(text):
             return FormatMatch(0.0, f"no {self.expects}")
@@ -189,5 +197,5 @@ class JsonDocument:
         return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> JsonDocumentReading:
-        """A fresh reading."""
+        """Return a new reader of the file at ``path``."""
         return JsonDocumentReading(path)

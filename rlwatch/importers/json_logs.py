@@ -1,9 +1,10 @@
-"""JSON: lines of verl's ``file`` logger and flat rows of anything else, and ``trainer_state.json`` of HF's Trainer.
+"""Reading of JSON logs: lines of verl's ``file`` logger, other lines with a step, and ``trainer_state.json`` of HF's
+Trainer.
 
 verl writes ``{"step": 12, "data": {...}}`` with orjson, which turns NaN **and** both infinities into ``null``: null
-reads as NaN, "not finite, observed". Python's ``json`` writes ``NaN``, ``Infinity``, ``-Infinity``, which are read
-as such; in rows of TRL a null is its mean of nothing but NaN, so it reads as NaN too. In rows of other writers it may
-mean NaN or "not measured": :mod:`~rlwatch.importers.own_rows` decides, and finds the rows of an evaluation.
+reads as NaN, "not finite, observed". Python's ``json`` writes ``NaN``, ``Infinity``, ``-Infinity``, which are read as
+such. In rows of TRL a null is its mean of only NaN, so it reads as NaN, too. In rows of other writers it may mean NaN
+or "not measured": :mod:`~rlwatch.importers.own_rows` decides, and finds the rows of an evaluation.
 """
 
 from __future__ import annotations
@@ -33,16 +34,20 @@ from rlwatch.importers.single_records import REASON, of_single
 from rlwatch.records import JSON
 
 SUMMARY = "train_runtime"
-"""Marks the row HF's Trainer writes at the very end: averages over the run, not a step."""
+"""Field of the row that HF's Trainer writes at the very end: averages over the run, not a step."""
 HISTORY = "log_history"
-"""Marks the state of HF's Trainer, which ms-swift writes as the last row of its log: all rows again."""
+"""Field of the state of HF's Trainer, which ms-swift writes as the last line of its log, with all rows again."""
 
 
 class JsonLinesParser(LineParser):
-    """Parser of one JSON object on each line; a malformed line (cut off by a crash) is counted and left out."""
+    """Parser of logs with one JSON object on each line; a malformed line (cut off by a crash) is counted and left
+    out.
+    """
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row of one line."""
+        """Yield the row in the line ``segment``, if there is one. Raises ``ImportFormatError`` for a step that is no
+        integer.
+        """
         if not segment.text.lstrip().startswith("{"):
             self.skips.add("a line that is not a JSON object", segment.line)
             return
@@ -55,7 +60,7 @@ class JsonLinesParser(LineParser):
 
     @abstractmethod
     def _row(self, entry: dict[str, object], line: int) -> Iterator[ImportedRow]:
-        """The row of one object, if it is one."""
+        """Yield the row in one JSON object, if it is one."""
 
     def _step(self, value: object, line: int) -> int:
         self.recognised = True
@@ -66,7 +71,7 @@ class JsonLinesParser(LineParser):
 
 
 class VerlJsonLinesParser(JsonLinesParser):
-    """Rows ``{"step": N, "data": {...}}``."""
+    """Parser of the lines of verl's file logger: ``{"step": N, "data": {...}}``."""
 
     def _row(self, entry: dict[str, object], line: int) -> Iterator[ImportedRow]:
         data = entry.get("data")
@@ -82,7 +87,7 @@ _RANKS = frozenset({"rank", "global_rank", "local_rank", "process_index", "proce
 
 
 class FlatJsonLinesParser(JsonLinesParser):
-    """Rows ``{"step": N, name: value, ...}``."""
+    """Parser of JSON lines ``{"step": N, name: value, ...}``."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -91,7 +96,7 @@ class FlatJsonLinesParser(JsonLinesParser):
         self._at = -1
 
     def _of_another_rank(self, step: int, entry: Mapping[str, object]) -> bool:
-        """True of a row of another rank than the first one, at the step of the row before."""
+        """Return True for a row of another rank than the first one, at the step of the row before."""
         before, self._at = self._at, step
         if _RANKS.isdisjoint(entry):
             return False
@@ -124,7 +129,7 @@ class FlatJsonLinesParser(JsonLinesParser):
 
 
 class VerlJsonLines(LineImporter):
-    """The file that verl's ``trainer.logger=["file"]`` writes."""
+    """Importer of the file that verl's ``trainer.logger=["file"]`` writes."""
 
     name: ClassVar[str] = "verl-jsonl"
     expects: ClassVar[str] = 'JSON line {"step": N, "data": {...}}'
@@ -135,7 +140,7 @@ class VerlJsonLines(LineImporter):
 
 
 class FlatJsonLines(LineImporter):
-    """JSON lines with a step and metrics side by side."""
+    """Importer of JSON lines that hold the step and the metrics of a row."""
 
     name: ClassVar[str] = "jsonl"
     expects: ClassVar[str] = 'JSON line {"step": N, "name": value, ...}'
@@ -153,18 +158,20 @@ _SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "save_steps", "ev
 
 
 class TrainerStateReading(LogReading):
-    """Read as a whole, since it is one JSON object."""
+    """Reader of ``trainer_state.json``, which is one JSON object and so is read as a whole."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._settings: Mapping[str, JSON] = {}
 
     def config(self) -> Mapping[str, JSON]:
-        """The settings that the file holds."""
+        """Return the training settings that the file holds."""
         return self._settings
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """The rows of ``log_history``."""
+        """Yield the rows of ``log_history`` in the file at ``path``. Raises ``ImportFormatError`` if it has no such
+        list.
+        """
         state = _load(path)
         history = state.get("log_history")
         if not isinstance(history, list):
@@ -191,7 +198,7 @@ class TrainerStateReading(LogReading):
 
 
 class TrainerState:
-    """The state file of a checkpoint."""
+    """Importer of ``trainer_state.json``, which HF's Trainer writes into each checkpoint."""
 
     name: ClassVar[str] = "trainer-state"
     expects: ClassVar[str] = "JSON object with a 'log_history' (trainer_state.json)"
@@ -200,7 +207,9 @@ class TrainerState:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return high confidence for an object with ``log_history``, and a little less for the name of the file."""
+        """Return a high confidence for an object with ``log_history``, and a little less for the usual name of the
+        file.
+        """
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if not text.startswith(b"{") or is_row(text):
             return FormatMatch(0.0, f"no {self.expects}")
@@ -211,12 +220,15 @@ class TrainerState:
         return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> TrainerStateReading:
-        """A fresh reading."""
+        """Return a new reader of the file at ``path``."""
         return TrainerStateReading(path)
 
 
 def is_row(head: bytes) -> bool:
-    """True if the first of several lines is an object of its own and no state: ms-swift writes that as its last row."""
+    """Return True if the first of several lines in ``head`` is a JSON object without ``log_history``.
+
+    Such a file has a row on each line. ms-swift writes an object with ``log_history`` as the last line of such a file.
+    """
     first, end, rest = head.partition(b"\n")
     try:
         return bool(end and rest.strip()) and HISTORY not in parsed(first.decode("utf-8", "replace"))
@@ -225,7 +237,9 @@ def is_row(head: bytes) -> bool:
 
 
 def load_document(path: Path) -> JSON:
-    """Return the value of a JSON document in a file. Raises ``ImportFormatError``."""
+    """Return the value of the JSON document in the file at ``path``. Raises ``ImportFormatError`` if it cannot be
+    read.
+    """
     found = bytearray()
     for block in blocks(path):
         found += block

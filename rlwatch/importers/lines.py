@@ -1,10 +1,10 @@
-"""From bytes to pieces of lines, within bounds: encodings, packing, carriage returns, colours, log wrappers.
+"""Conversion of bytes to lines of text, within bounds: encodings, compression, carriage returns, colours, log wrappers.
 
-A progress bar redraws itself with carriage returns, so one physical line of a console log may hold hundreds of
-states. A :class:`TextLine` is one such state: the text between two line ends of either kind.
+A progress bar redraws itself with carriage returns, so one physical line of a console log may hold hundreds of states.
+A :class:`TextLine` is one such state: the text between two line ends of either kind.
 
 Logs are untrusted input. Reading one takes time in proportion to its size, and no more memory than the bounds below
-allow. Data beyond a bound is left out and counted; if the rest would be meaningless, the log is refused.
+allow. Data beyond a bound is left out and counted. If the remaining data would be meaningless, the log is refused.
 """
 
 from __future__ import annotations
@@ -29,31 +29,35 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.records import JSON
 
 LONGEST_LINE = 8 << 20
-"""Characters of a line: 100,000 metrics fit."""
+"""Largest number of characters in a line: 100,000 metrics fit."""
 LONGEST_RECORD = 64 << 20
-"""Bytes of a record of TensorBoard's or wandb's files: pictures and tables fit, and hold no metric anyway."""
+"""Largest number of bytes in a record of TensorBoard's or wandb's files. Larger ones hold pictures and tables, and no
+metric.
+"""
 LARGEST_DOCUMENT = 256 << 20
-"""Bytes of a file that can only be read as a whole."""
+"""Largest number of bytes in a file that can only be read as a whole."""
 UNPACKED_FREELY = 256 << 20
 MOST_UNPACKED = 200
-"""A packed file may unpack to ``UNPACKED_FREELY`` bytes, or to this many times its size: progress bars reach 100."""
+"""Largest ratio of unpacked to packed size. Up to ``UNPACKED_FREELY`` bytes any ratio is allowed; progress bars reach
+100.
+"""
 LONGEST_NAME = 500
-"""Characters of a metric's name."""
+"""Largest number of characters in a metric's name."""
 MOST_NAMES = 20_000
-"""Metrics of a run."""
+"""Largest number of metrics in a run."""
 MOST_RUNS = 1000
-"""Runs of a log that are read together."""
+"""Largest number of runs in a log that are read together."""
 MOST_ATTEMPTS = 1000
-"""Times that a trainer may have started anew in one log."""
+"""Largest number of times that a trainer may have restarted in one log."""
 LARGEST_STEP = 1 << 53
-"""From there on a step, read as a number, is no longer exact."""
+"""Smallest step that a float can no longer represent exactly in all cases; larger ones are refused."""
 A_LOOK = 64 << 20
-"""Bytes of a log that are read before other logs have their turn."""
+"""Number of bytes of a log that are read before other logs are read."""
 SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Return ``repr`` of a value from a log, cut to a length that fits a message.
+    """Return ``repr`` of a value from a log, truncated to a length that fits a message.
 
     >>> len(shown("x" * 1_000_000)), shown(10**10_000)
     (80, 'a very large integer')
@@ -66,7 +70,7 @@ def shown(value: object) -> str:
 
 
 def parsed(text: str) -> JSON:
-    """Return the value of JSON ``text``. Raises ``ValueError`` with the problem.
+    """Return the value of the JSON in ``text``. Raises ``ValueError`` with the problem.
 
     >>> parsed("[" * 200_000)
     Traceback (most recent call last):
@@ -84,9 +88,9 @@ def parsed(text: str) -> JSON:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """``path``, open for reading without a buffer. Raises ``OSError`` if it is no regular file.
+    """Return the file at ``path``, open for reading without a buffer. Raises ``OSError`` if it is no regular file.
 
-    A pipe or a device in the place of a log would never be opened, or never end.
+    Opening a pipe or a device in place of a log might wait forever, and reading it might never end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -111,14 +115,14 @@ class TextLine(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """``text`` without terminal control sequences and NUL bytes."""
+    """Return ``text`` without terminal control sequences and NUL bytes."""
     if "\x00" in text:
         text = text.replace("\x00", "")
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def without_prefix(text: str) -> str:
-    """``text`` without the ``(TaskRunner pid=123, ip=...)`` that Ray puts before a worker's output.
+    """Return ``text`` without the ``(TaskRunner pid=123, ip=...)`` that Ray puts before a worker's output.
 
     >>> without_prefix("(main_task pid=27483) step:3 - a:1")
     'step:3 - a:1'
@@ -139,7 +143,9 @@ class _Splitter:
         self._length = 0
 
     def feed(self, text: str, line: int) -> tuple[list[tuple[int, str]], int]:
-        """Lines that ``text``, beginning at ``line``, completes, but for empty ones, and the count of line feeds."""
+        """Return the lines that are complete after ``text``, which begins at ``line``, without empty ones; and the
+        count of line feeds.
+        """
         *whole, last = text.split("\n")
         *pieces, rest = last.split("\r")
         found: list[tuple[int, str]] = []
@@ -177,9 +183,9 @@ class _Splitter:
 
 
 class Segments:
-    """Cuts a stream of bytes into segments; the result does not depend on how the stream was chunked.
+    """Converter of a stream of bytes into lines of text; the result does not depend on how the stream was divided.
 
-    UTF-8 and UTF-16 with a byte order mark; bytes that are neither become U+FFFD. Lines of Kaggle
+    UTF-8 and UTF-16 with a byte order mark are decoded; bytes that are neither become U+FFFD. Lines of Kaggle
     (``{"stream_name":...,"data":...}``) and Docker (``{"log":...,"stream":...}``) logs are unwrapped.
 
     Parameters
@@ -187,7 +193,7 @@ class Segments:
     too_long
         Called with the number of each line that is left out as too long.
     longest
-        Most characters of a line.
+        Largest number of characters in a line.
     """
 
     def __init__(self, too_long: Callable[[int], None] = lambda _line: None, *, longest: int = LONGEST_LINE) -> None:
@@ -197,11 +203,11 @@ class Segments:
         self._line = 1
 
     def feed(self, data: bytes) -> list[TextLine]:
-        """The segments that ``data`` completes."""
+        """Return the lines that are complete after the next bytes ``data``."""
         return self._split(self._decode(data, final=False))
 
     def finish(self) -> list[TextLine]:
-        """The last, unterminated segment, if any."""
+        """Return the last, unterminated line, if there is one."""
         found = self._split(self._decode(b"", final=True))
         found += self._unwrapped(self._outer.finish(self._line))
         return found + _segments(self._inner.finish(self._line))
@@ -252,7 +258,9 @@ def _unwrap(text: str) -> str | None:
 
 
 def _zstd(raw: IO[bytes], path: Path) -> IO[bytes]:
-    """A stream of a zstd file: by Python's own module, from 3.14 on, or by pyarrow (extra ``export``)."""
+    """Return a stream that unpacks a zstd file: by Python's own module, from 3.14 on, or by pyarrow (extra
+    ``export``).
+    """
     try:
         return cast("IO[bytes]", import_module("compression.zstd").ZstdFile(raw))
     except ImportError:
@@ -276,18 +284,18 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 def unpacker(head: bytes) -> Unpacker | None:
-    """Return the unpacker of a file from its first bytes, whatever its name; None if it is not packed."""
+    """Return the function that unpacks a file, from its first bytes and whatever its name; None if it is not packed."""
     return next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
 
 
 def is_packed(path: Path) -> bool:
-    """True if the file is packed (gzip, bzip2, xz, zstd), by its first bytes."""
+    """Return True if the file at ``path`` is packed (gzip, bzip2, xz, zstd), by its first bytes."""
     with open_regular(path) as stream:
         return unpacker(stream.read(6)) is not None
 
 
 def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
-    """The bytes of a log, unpacked, ``size`` at a time. Raises ``ImportFormatError`` if it cannot be read."""
+    """Yield the unpacked bytes of a log, ``size`` at a time. Raises ``ImportFormatError`` if the log cannot be read."""
     try:
         with open_regular(path) as raw:
             unpack = unpacker(raw.read(6))
@@ -310,7 +318,7 @@ def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """Yield ``path``, or an unpacked copy of it, for readers that need a file. Raises ``ImportFormatError``."""
+    """Yield ``path``, or an unpacked copy of that file, for readers that need a file. Raises ``ImportFormatError``."""
     if not is_packed(path):
         yield path
         return

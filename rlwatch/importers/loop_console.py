@@ -1,10 +1,11 @@
-"""Lines of custom loops: ``Epoch:[1/1](20/500), Reward: 0.4, KL_ref: 0.01`` and ``step=20 loss=0.5 entropy=1.2``.
+"""Reading of the console output of custom loops: ``Epoch:[1/1](20/500), Reward: 0.4, KL_ref: 0.01`` or ``step=20
+loss=0.5``.
 
-No trainer writes them, so the look of a row is learnt from the log (:mod:`~rlwatch.importers.loop_kinds`). A line may
-be a row if it holds pairs of a name and a number, and its step: before ``/`` in brackets, or behind a word (step,
-iteration, update, batch). If a line also holds an epoch, steps go on across epochs. Lines without a step need two
-pairs, one of them a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars
-(``step 3 | reward 0.5``), and in printed dicts, also nested ones. Metrics of a line that names an evaluation are called
+Each loop has its own format, so the form of a row is learnt from the log (:mod:`~rlwatch.importers.loop_kinds`). A line
+may be a row if it holds pairs of a name and a number, and its step: before ``/`` in brackets, or after a word (step,
+iteration, update, batch). If a line also holds an epoch, steps continue across epochs. Lines without a step need two
+pairs, one of them a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars (``step 3 |
+reward 0.5``), and in printed dicts, also nested ones. Metrics of a line that names an evaluation are called
 ``eval/...``. If several ranks print, only the rank that printed the first row is read.
 
 A step may also be a **block**: a line with the step, then one pair on each line, or a table ``| reward | 0.5 |`` with a
@@ -31,24 +32,24 @@ from rlwatch.importers.single_records import of_a_step
 from rlwatch.metrics import Family, resolve
 
 _RL_FAMILIES = frozenset({Family.REWARD, Family.EXPLORATION, Family.TRUST_REGION, Family.CRITIC, Family.MISMATCH})
-"""Families of metrics that only a reinforcement learner prints."""
+"""Families of metrics that only reinforcement learning prints."""
 _SETTINGS = frozenset({"optim/lr", "policy/kl_coef", "policy/vocab_size", "time/step", "tokens/total", "val/score"})
 _RULE = re.compile(r"\s*[-=+|┌┬┐├┼┤└┴┘─━═]{3,}\s*")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 LONGEST = 4000
-"""Characters of a line of metrics; longer lines are generated text."""
+"""Largest number of characters in a line of metrics; longer lines are generated text."""
 MOST_WORDS = 4
-"""Words of a line that begins a block."""
+"""Largest number of words in a line that begins a block."""
 EVAL = "eval/"
 _BLOCK = "block "
 _OF_BLOCK = frozenset({_BLOCK})
-"""Placeholder for the names of a block: which of its lines belong to it is known only later."""
+"""Placeholder for the names in a block, because it is known only later which of its lines belong to it."""
 SAME_START = 16
-"""Characters in which lines of one logger are alike but for their numbers."""
+"""Number of characters in which lines of one logger are alike except for their numbers."""
 
 
 class LoopConsoleParser(LineParser):
-    """Gives the rows of a console.
+    """Parser of the console output of a custom loop.
 
     Parameters
     ----------
@@ -78,11 +79,13 @@ class LoopConsoleParser(LineParser):
 
     @property
     def plausible(self) -> bool:
-        """True once rows recur."""
+        """Return True once lines recur in the form of rows."""
         return self._kinds.known
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """Yield the row of a line, and the row of the block that the line ends."""
+        """Yield the rows that are complete after the line ``segment``: its own row, or that of the block that it
+        ends.
+        """
         text = segment.text
         if len(text) > LONGEST:
             return
@@ -106,7 +109,7 @@ class LoopConsoleParser(LineParser):
         yield from self._noted(self._kinds.finish())
 
     def notes(self) -> tuple[str, ...]:
-        """Source of the steps."""
+        """Return a note for the user if rows had to be numbered because no line holds its step."""
         return ("no line holds its step: rows are numbered 1, 2, 3...",) if self._kinds.counted else ()
 
     def _of_line(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
@@ -237,18 +240,20 @@ class LoopConsoleParser(LineParser):
             yield row
 
     def _of_use(self, names: frozenset[str], has_step: bool) -> bool:
-        """True if lines with these names may be rows; without a step they need a name that only a training has."""
+        """Return True if lines with these names may be rows; without a step they need a name that only a training
+        has.
+        """
         if names == _OF_BLOCK:
             return True
         of_step = has_step or any(map(of_a_step, names)) or not names.isdisjoint(self._mapped)
         return of_step and any(map(self._counts, names))
 
     def _counts(self, name: str) -> bool:
-        """True if the name is that of a metric, not of a setting."""
+        """Return True if the name is that of a metric, not of a setting."""
         return name in self._mapped or _is_metric(name)
 
     def _of_rl(self, name: str) -> bool:
-        """True for the name of a metric that only reinforcement learning has, or that the user mapped."""
+        """Return True for the name of a metric that only reinforcement learning has, or that the user mapped."""
         if name in self._mapped:
             return True
         reading = resolve(name)
@@ -263,7 +268,7 @@ class LoopConsoleParser(LineParser):
 
 
 def _same_start(one: str, other: str) -> bool:
-    """True if two lines begin with the same logger prefix, apart from numbers."""
+    """Return True if two lines begin with the same logger prefix, apart from numbers."""
     return "0".join(NUMBERS.split(one)[::2])[:8] == "0".join(NUMBERS.split(other)[::2])[:8]
 
 
@@ -274,7 +279,7 @@ class _Epochs:
         self._epoch = self._within = self._before = 0
 
     def step(self, step: int, total: int, epoch: int | None) -> int:
-        """The step of the run."""
+        """Return the step of the run for ``step`` of ``total`` in ``epoch``."""
         if epoch is None:
             return min(step, LARGEST_STEP - 1)
         if epoch > self._epoch and step <= self._within:  # counted anew in each epoch
@@ -286,7 +291,7 @@ class _Epochs:
 
 
 class _Block:
-    """The lines of a step."""
+    """The lines of one step that is printed as a block."""
 
     def __init__(self, head: str, line: ParsedLine | None = None) -> None:
         self.head = head
@@ -305,7 +310,7 @@ class _Block:
 
 
 class _Blocks:
-    """The look of the lines of blocks in this console: their indentation, and the text around a name.
+    """Form of the lines of blocks in this console: their indentation, and the text around a name.
 
     A line counts if its form is that of lines whose numbers change and that occur in most blocks.
     """
@@ -326,7 +331,7 @@ class _Blocks:
         return frozenset(self.metrics(block) if self.head else (name for name, _ in block.values))
 
     def metrics(self, block: _Block) -> dict[str, float]:
-        """The metrics of a block."""
+        """Return the metrics in a block."""
         often = max((self._blocks_with[style] for style in self._change), default=0)
         found: dict[str, float] = {}
         for key, value in block.values.items():
@@ -337,20 +342,20 @@ class _Blocks:
 
 
 def _style(key: tuple[str, str]) -> str:
-    """The text around the name of a pair."""
+    """Return the text around the name of a pair."""
     name, written = key
     before, _, after = written.partition(name)
     return f"{before}#{' '.join(after.split())}"
 
 
 def _is_metric(name: str) -> bool:
-    """True if the name is that of a known metric, not of a setting."""
+    """Return True if the name is that of a known metric, not of a setting."""
     reading = resolve(name)
     return reading is not None and reading.metric.name not in _SETTINGS
 
 
 class LoopConsole(LineImporter):
-    """Console output of a custom loop.
+    """Importer of the console output of a custom loop.
 
     Parameters
     ----------
@@ -362,7 +367,7 @@ class LoopConsole(LineImporter):
         self._mapped = mapped
 
     def reading(self, path: str) -> LoopConsoleParser:
-        """Return a new parser."""
+        """Return a new parser of the log at ``path``."""
         return LoopConsoleParser(path, self._mapped)
 
     name: ClassVar[str] = "loop-console"
@@ -372,7 +377,11 @@ class LoopConsole(LineImporter):
     parser: ClassVar[type[LineParser]] = LoopConsoleParser
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return high confidence for lines with an RL metric, low for others: warm-ups print a loss, too."""
+        """Return a high confidence for lines with an RL metric, a low one for other rows, because warm-ups print a
+        loss, too.
+
+        ``head`` is a piece of the log at ``path``.
+        """
         parser, segments = self.reading(str(path)), Segments()
         for segment in segments.feed(head) + segments.finish():
             list(parser.feed(segment))

@@ -1,11 +1,11 @@
-"""The form of rows in a console, learnt from the lines that recur, so that text which looks like a row is left out.
+"""Recognition of rows in a console by lines that recur, so that text which only looks like a row is left out.
 
 Lines are of one **kind** if the text around their step is alike and they hold mostly the same names. A kind becomes a
 kind of rows once ``LEAST_ROWS`` of its lines advanced the counter (``LEAST_UNNUMBERED`` different lines, if they hold
-no step); until then its lines are held back. A second kind is accepted if three of its lines, between three rows, held
-the current step of the run: a second line for each step, or an evaluation. A kind with a counter of its own is accepted
-only if ``LASTING`` lines in a row advanced it and no line of the known kind came between: the trainer changed its
-format. All other lines are text, and are counted: "Step 2: reward = 5" of a completion, a traceback, source code.
+no step). Until then its lines are held back. A second kind is accepted if three of its lines, between three rows, held
+the current step of the run: a second line for each step, or an evaluation. A kind with its own counter is accepted only
+if ``LASTING`` consecutive lines advanced that counter and no line of the known kind came between: the trainer changed
+its format. All other lines are text, and are counted: "Step 2: reward = 5" of a completion, a traceback, source code.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LEAST_ROWS = 3
 LEAST_UNNUMBERED = 6
 LASTING = 12
 ALIKE = 0.5
-"""Share of names, 0 to 1, that two lines of one kind have in common."""
+"""Share of names, 0 to 1, that two lines of one kind must have in common."""
 BELOW = "below"
-"""Form of the lines below a row that hold no step and continue it."""
+"""Form of lines below a row that hold no step and continue the row."""
 NO_ROW = "a line with numbers that is no row of this log (text, or another counter)"
 MOST_CANDIDATES = 200
 MOST_HELD = 64
@@ -33,8 +33,8 @@ Key = tuple[str, frozenset[str]]
 class Offer:
     """A line, or a block of lines, that may be a row.
 
-    ``step`` is None where it holds none. ``metrics`` is called when the row is given: the lines that belong to a block
-    are known only later.
+    ``step`` is None if the text holds none. ``metrics`` is called when the row is yielded, because the lines that
+    belong to a block are known only later. ``form`` is the text around the step, ``line`` the number of the line.
     """
 
     form: str
@@ -43,7 +43,7 @@ class Offer:
     step: int | None
     line: int
     mark: object = None
-    """Distinguishes it from other offers without a step."""
+    """Value that distinguishes the line from others without a step."""
 
 
 @dataclass(slots=True)
@@ -54,25 +54,25 @@ class _Kind:
     names: frozenset[str]
     last: int = -1
     steady: int = 0
-    """Times it held the step of the run, each after another row."""
+    """Number of times that a line of this kind held the step of the run, each after another row."""
     alone: int = 0
-    """Lines that advanced its own counter since the last row."""
+    """Number of lines that advanced this kind's own counter since the last row."""
     at_row: int = -1
     held: list[Offer] = field(default_factory=list)
     odd: list[Offer] = field(default_factory=list)
-    """Lines whose step went back, until it is known which of both counters is the run's."""
+    """Lines whose step went back, kept until it is known which of the two counters is the run's."""
     marks: set[object] = field(default_factory=set)
 
 
 class Kinds:
-    """Takes offers in the order of the console; gives the rows among them.
+    """Decision, line by line in the order of a console, which lines are rows.
 
     Parameters
     ----------
     skips
         Counter of the lines that are no rows.
     of_use
-        Returns whether lines may be rows, from their names and whether they hold a step.
+        Returns True if lines may be rows, given their names and whether they hold a step.
     """
 
     def __init__(self, skips: Skips, of_use: Callable[[frozenset[str], bool], bool]) -> None:
@@ -82,22 +82,22 @@ class Kinds:
         self._rows_of: list[_Kind] = []
         self._candidates: dict[Key, _Kind] = {}
         self.given = 0
-        """Rows so far."""
+        """Number of rows yielded so far."""
         self._gap = 1
         self._back, self._last_back = 0, -1
-        """Consecutive rows that went back, and the step of the last: the run is there once they last."""
+        """Number of consecutive rows whose step went back, and the last such step; several move the run there."""
         self.step = -1
         """Current step of the run; -1 before the first row."""
         self.counted = 0
-        """Rows that had to be numbered."""
+        """Number of rows without a step, which had to be numbered."""
 
     @property
     def known(self) -> bool:
-        """True once it is known what a row looks like."""
+        """Return True once a kind of lines was accepted as rows."""
         return bool(self._rows_of)
 
     def take(self, offer: Offer) -> Iterator[ImportedRow]:
-        """The rows that an offer settles."""
+        """Add a line or block that may be a row, and yield the rows that are decided now."""
         key = (offer.form, offer.names)
         if self._is_row(key):
             yield self._row(offer)
@@ -105,7 +105,7 @@ class Kinds:
             yield from self._weighed(self._candidate(key), offer)
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Yield the rows held back at the end: the lines of the most frequent kind, if no kind became known."""
+        """Yield the rows held back at the end: the lines of the most frequent kind, if no kind was accepted."""
         if not self._rows_of and self._candidates:
             kind = max(self._candidates.values(), key=lambda kind: len(kind.held))
             has_step = all(offer.step is not None for offer in kind.held)

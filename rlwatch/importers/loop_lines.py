@@ -1,7 +1,7 @@
-"""Parser of one line of a loop's console: its step, its names and numbers, and the form of its text.
+"""Parser of one line that a custom loop prints: its step, its names and numbers, and the form of its text.
 
-Lines of one form differ only in their numbers. The parser remembers what it found in a line by the text between its
-numbers, so that it cuts the next line of that form instead of searching it.
+Lines of one form differ only in their numbers. The parser remembers where it found names and numbers by the text
+between the numbers. So it can split the next line of that form instead of searching it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _BEFORE_DICT = re.compile(r"\s*\(?(?P<n>\d{1,12})(?P<total>)[:,]?\s+(?=\{\s*['\"])")
-"""The step that ``print(step, metrics)`` puts before a dict."""
+"""Pattern of the step that ``print(step, metrics)`` puts before a dict."""
 _COUNTED = re.compile(r"\((?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\)")
 _BRACKETS = re.compile(r"\[(?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\]")
 _EPOCH = re.compile(r"(?<![A-Za-z])epoch[\s:=#\[(]{0,3}(?P<n>\d{1,9})(?![\d.]*[eE.]\d)", re.IGNORECASE)
@@ -50,14 +50,14 @@ _JOINT = re.compile(r"\s*[:=]?")
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[A-Za-z]")
 MOST_KINDS = 1000
-"""Forms of lines that are remembered at a time."""
+"""Largest number of line forms that are remembered at a time."""
 BAR = "#bar"
 AROUND = 12
-"""Characters before the step that identify the form of a line."""
+"""Number of characters before the step that identify the form of a line."""
 
 
 class NumberSpan(NamedTuple):
-    """Place of a number in a line."""
+    """Start and end index of a number in a line."""
 
     start: int
     end: int
@@ -65,20 +65,20 @@ class NumberSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """The step, the metrics and the form of a line.
+    """Step, metrics and form of a line.
 
     Attributes
     ----------
     metrics
         Value of each name.
     step, total, epoch
-        Step and epoch, None where the line holds none; number of steps in all, 0 where unknown.
+        Step and epoch, None if the line holds none; total number of steps, 0 if unknown.
     form
-        Text around the step.
+        Text around the step, without numbers.
     evaluation
         True if the line names an evaluation.
     rank
-        Rank that printed the line; -1 where unknown.
+        Rank that printed the line; -1 if unknown.
     left
         Names that were left out because their numbers have a unit or a spread.
     """
@@ -97,7 +97,7 @@ class ParsedLine:
     """The line without its numbers if it may belong to a block; empty otherwise."""
     table: bool = False
     before: str = ""
-    """Text before the first pair, without numbers."""
+    """Text before the first pair, without numbers; empty if the line holds a step."""
     bare: bool = False
     """True if the line holds only pairs and separators."""
 
@@ -115,15 +115,15 @@ class _Plan:
 
 
 class LineReader:
-    """Reads lines, and remembers their forms."""
+    """Parser of lines, which remembers the forms of lines that it has parsed."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._united: set[str] = set()
-        """Names seen with a unit, which are no metrics, also where a cut line hides the unit."""
+        """Names seen with a unit, which are no metrics, also in lines that are split by a remembered form."""
 
     def read(self, text: str) -> ParsedLine | None:
-        """Return the parsed line; None if it has no number or no name."""
+        """Parse a line; return None if it has no number or no name."""
         pieces = NUMBERS.split(text)
         if len(pieces) == 1 or not any(map(_LETTER.search, pieces[::2])):
             return None
@@ -133,7 +133,7 @@ class LineReader:
         return self._searched(text, pieces)
 
     def is_united(self, name: str) -> bool:
-        """True if the name was seen with a unit behind its number."""
+        """Return True if ``name`` was seen with a unit after its number."""
         return name in self._united
 
     def _searched(self, text: str, pieces: list[str]) -> ParsedLine:
@@ -232,7 +232,7 @@ def _step_match(text: str) -> tuple[re.Match[str] | None, bool]:
 
 
 def _number(text: str) -> int | None:
-    """Return the step that a number stands for; None if it is not a whole number >= 0."""
+    """Return the step that a number denotes; None if it is not a whole number >= 0."""
     if text.isdigit() and len(text) <= 12:
         return int(text)
     value = float(text.replace(",", ""))
@@ -269,14 +269,14 @@ def _name_at(text: str, first: int, metrics: dict[str, NamedNumber]) -> str:
 
 
 def _joint(text: str, first: int, metrics: dict[str, NamedNumber]) -> str:
-    """The sign between the first name and its number."""
+    """Return the sign between the first name and its number."""
     name = next((name for name, pair in metrics.items() if pair.start == first), "")
     match = _JOINT.match(_name_at(text, first, metrics).removeprefix(name))
     return match[0].rstrip() if match else ""
 
 
 def _is_bare(text: str, metrics: dict[str, NamedNumber]) -> bool:
-    """True if a line holds no words other than names of metrics."""
+    """Return True if a line holds no words other than names of metrics."""
     rest = without_units(text)
     for name, pair in sorted(metrics.items(), key=lambda item: -item[1].start):
         rest = rest[: pair.start].removesuffix(_name_at(rest, pair.start, {name: pair})) + rest[pair.end :]
@@ -284,13 +284,13 @@ def _is_bare(text: str, metrics: dict[str, NamedNumber]) -> bool:
 
 
 def _is_evaluation(text: str, metrics: dict[str, NamedNumber], first: int) -> bool:
-    """True if a line names an evaluation before its first number, and its metric names do not."""
+    """Return True if a line names an evaluation before its first number, and its metric names do not."""
     match = _EVALUATION.search(text, 0, first)
     return match is not None and not any(map(of_held_out, metrics))
 
 
 def _form(text: str, step: NumberSpan | None) -> str:
-    """The text around the step, without numbers."""
+    """Return the text around the step, without numbers."""
     if step is None:
         return ""
     if "%|" in text:

@@ -1,7 +1,7 @@
-"""Pairs of a name and a number in a line of a custom loop: in text, between bars, in a dict, in a table.
+"""Pairs of a name and a number in a line that a custom loop prints: in text, between bars, in a dict, in a table.
 
-A number may have groups of thousands (``1,000``), a spread (``0.65±0.077``, which is left out) or a change
-(``0.48 -> 0.49``, of which the new value counts); ``48 %`` is 0.48. A number with any other unit is not read.
+A number may have separators of thousands (``1,000``), a spread (``0.65±0.077``, which is left out) or a change (``0.48
+-> 0.49``, of which the new value counts). ``48 %`` is 0.48. A number with any other unit is not read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ANY_NUMBER = rf"(?:[-+]?[1-9]\d{{0,2}}(?:,\d{{3}})+(?:\.\d+)?(?![\d,]\d)|{NUMBER
 _SPREAD = rf"(?:\s?(?:±|\+/-|\+-)\s?{NUMBER})"
 _VALUE = rf"(?:{ANY_NUMBER}\s?(?:->|→|=>)\s?)?(?P<value>{ANY_NUMBER})(?P<spread>{_SPREAD})?(?P<percent>\s?%(?!\|))?"
 _OPEN = r"(?P<open>(?:[A-Za-z_][\w.]{0,40}\(|\[))?"
-"""Wrappers of a number: ``np.float64(0.5)``, ``tensor(0.5, device='cuda:0')``, ``[0.5]``."""
+"""Calls and brackets around a number: ``np.float64(0.5)``, ``tensor(0.5, device='cuda:0')``, ``[0.5]``."""
 _CLOSE = r"(?(open)(?:,\s?\w{1,20}=[^,()\[\]]{1,40}){0,3}\s?[)\]])"
 _WORDS = r"[A-Za-z_][\w/.@-]*(?: [A-Za-z_][\w/.@-]*){0,3}"
 _NAME = rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?(?P<by>[:=]\s{{0,3}})"
@@ -45,13 +45,16 @@ STEP_NAMES = frozenset(
     {"step", "steps", "global_step", "global step", "iter", "iteration", "update", "batch", "episode", "epoch"}
 )
 _FILE = re.compile(r"\.(?:py|cc|cpp|cu|c|h|go|rs|js|ts)$")
-"""End of the name of a file, before the number of a line."""
+"""End of the name of a source file, which may precede a line number."""
 _LEVEL = re.compile(r"(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL) ")
 DEEPEST = 8
 
 
 class NamedNumber(NamedTuple):
-    """A name, and the place of its number in the line; ``percent`` and ``spread`` if one follows the number."""
+    """A name in a line, and the start and end index of its number.
+
+    ``percent`` and ``spread`` are True if a percent sign or a spread follows the number.
+    """
 
     name: str
     start: int
@@ -61,7 +64,7 @@ class NamedNumber(NamedTuple):
 
 
 def amount(text: str, *, percent: bool = False) -> float:
-    """The number that a pair has.
+    """Return the number in the text of a pair; divided by 100 if ``percent``.
 
     >>> amount("1,000"), amount("48", percent=True)
     (1000.0, 0.48)
@@ -71,7 +74,7 @@ def amount(text: str, *, percent: bool = False) -> float:
 
 
 def is_step(name: str) -> bool:
-    """True if the name is a word for a step, also behind what a logger puts before a message.
+    """Return True if ``name`` is a word for a step, also after a prefix that a logger puts before a message.
 
     >>> is_step("Step"), is_step("trainer step"), is_step("step_time")
     (True, True, False)
@@ -82,18 +85,18 @@ def is_step(name: str) -> bool:
 
 
 def found_in(text: str, after: int = -1) -> list[NamedNumber]:
-    """Return the pairs of a line, with that of its step if it is written like the others.
+    """Return the pairs of a name and a number in a line, including its step if it is written as a pair.
 
-    A printed dict counts if it holds the step, follows it (``step 3 {'reward': 0.5}``), or has a name in a line with
-    other pairs; any other dict is an answer or an evaluation.
+    A printed dict is read if it holds the step, if it follows the step (``step 3 {'reward': 0.5}``), or if it has a
+    name in a line with other pairs. Any other dict is taken for an answer or an evaluation.
 
     Parameters
     ----------
     text
         The line.
     after
-        Index at which the text of the step ends; -1 if there is none. Names and numbers that fill the line from there
-        are pairs without a sign between them.
+        Index at which the text of the step ends; -1 if there is none. If names and numbers alternate from there to the
+        end of the line, they are pairs without a sign between them.
     """
     dicts = "{" in text and ("'" in text or '"' in text)
     if dicts:
@@ -115,7 +118,7 @@ def found_in(text: str, after: int = -1) -> list[NamedNumber]:
 
 
 def pairs_of(text: str) -> dict[str, float]:
-    """The names and numbers of a line.
+    """Return the names and numbers in a line.
 
     >>> pairs_of("Epoch:[1/1](2/500), Reward: 0.30, Avg Len: 1,176, epoch_time: 9.0min, solved: 48 %")
     {'Reward': 0.3, 'Avg Len': 1176.0, 'solved': 0.48}
@@ -128,7 +131,7 @@ def pairs_of(text: str) -> dict[str, float]:
 
 
 def _signed(text: str) -> Iterator[NamedNumber]:
-    """The pairs with a sign between name and number."""
+    """Yield the pairs with a sign between name and number."""
     first = True
     for match in _PAIR.finditer(text):
         name = match["name"]
@@ -168,7 +171,7 @@ def _in_dict(text: str, begin: int = -1) -> Iterator[NamedNumber]:
 
 
 def lone_pair(text: str) -> NamedNumber | None:
-    """Return the only pair of a line, or of a table's row; None if the line holds anything else.
+    """Return the only pair of a line or of a table's row; None if the line contains anything else.
 
     >>> line = "  mean reward: 0.5"
     >>> lone_pair(line), lone_pair("| entropy    | 1.25  |").name, lone_pair("took 3 s")
@@ -187,12 +190,12 @@ def lone_pair(text: str) -> NamedNumber | None:
 
 
 def in_table_row(text: str) -> bool:
-    """True if the only pair of a line is a row of a table, in which the step need not come first."""
+    """Return True if a line with a single pair is a row of a table, in which the step need not come first."""
     return _BARS.search(text) is not None
 
 
 def without_units(text: str) -> str:
-    """Return ``text`` with blanks in place of numbers with a unit; all else keeps its place.
+    """Return ``text`` with blanks in place of pairs whose number has a unit; all other text keeps its position.
 
     >>> without_units("loss=4.5 took=1.25s"), without_units("kl 0.5 | took 1.2 s")
     ('loss=4.5           ', 'kl 0.5             ')
@@ -203,5 +206,5 @@ def without_units(text: str) -> str:
 
 
 def units_of(text: str) -> set[str]:
-    """Return the names in a line whose numbers have a unit, and so are no metrics."""
+    """Return the names in a line whose numbers have a unit, so that they are no metrics."""
     return {match["name"] for match in _WITH_UNIT.finditer(text)} if "=" in text or ":" in text else set()

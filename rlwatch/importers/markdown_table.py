@@ -1,8 +1,9 @@
-"""Markdown tables with a column ``Step``: model cards of Hugging Face's trainers, and tables pasted into issues.
+"""Reading of Markdown tables with a column ``Step``: model cards of Hugging Face's trainers, and tables pasted into
+issues.
 
 The table of a card holds evaluations: if it has a column ``Validation Loss``, all columns but ``Training Loss`` and
 ``Epoch`` come from held-out data, and are called ``eval/...``. ``No log`` means not measured; ``nan`` and ``inf`` are
-read as such. A second table begins another attempt.
+values. A second table begins another attempt.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _HELD_OUT = "Validation Loss"
 _OF_TRAINING = frozenset({"Training Loss", "Epoch", "Step"})
 _NOTHING = frozenset({"No log", "No Log", ""})
 LONGEST = 20_000
-"""Characters of a row."""
+"""Largest number of characters in a row."""
 
 
 class MarkdownTableParser(LineParser):
-    """Parser of tables whose rows each hold their step."""
+    """Parser of Markdown tables, each of whose rows holds its step."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -32,7 +33,7 @@ class MarkdownTableParser(LineParser):
         self._columns: list[str] = []
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row of one line."""
+        """Yield the row in the line ``segment``, if it belongs to a table with a column ``Step``."""
         cells = cells_of(segment.text) if "|" in segment.text and len(segment.text) <= LONGEST else []
         above, self._above = self._above, cells
         if len(cells) == len(above) > 1 and _RULE.fullmatch(segment.text):
@@ -60,7 +61,7 @@ class MarkdownTableParser(LineParser):
 
 
 def cells_of(line: str) -> list[str]:
-    """The cells of a row of a table.
+    """Return the cells of a line of a Markdown table.
 
     >>> cells_of("| Step | Training Loss |"), cells_of("1 | 0.5")
     (['Step', 'Training Loss'], ['1', '0.5'])
@@ -69,7 +70,7 @@ def cells_of(line: str) -> list[str]:
 
 
 class MarkdownTable(LineImporter):
-    """A table of a model card, or a pasted one."""
+    """Importer of a Markdown table in a model card or another text."""
 
     name: ClassVar[str] = "markdown"
     expects: ClassVar[str] = "Markdown table with a column 'Step'"

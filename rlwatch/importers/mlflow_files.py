@@ -1,8 +1,9 @@
-"""MLflow's file store: ``mlruns/EXPERIMENT/RUN/metrics/NAME``, a line ``milliseconds value step`` for each value.
+"""Reading of MLflow's file store: ``mlruns/EXPERIMENT/RUN/metrics/NAME``, with lines ``milliseconds value step``.
 
-The path may be ``mlruns``, an experiment or a run. Each run is one here, with its settings (``params/NAME``); deleted
-runs are left out. A metric's name may have slashes, which are directories. NaN and the infinities are written as such.
-Lines of MLflow before 1.0 have no step, which MLflow reads as 0. "Lines" are numbers of values.
+The path may be ``mlruns``, an experiment or a run. Each MLflow run becomes a run here, with its settings
+(``params/NAME``); deleted runs are left out. A metric's name may have slashes, which are directories. NaN and the
+infinities are written as such. Lines of MLflow before 1.0 have no step, which MLflow reads as 0. "Lines" are numbers of
+values.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _TAG_OF_NAME = "tags/mlflow.runName"
 
 
 def runs_of_mlflow(directory: Path) -> list[Path]:
-    """Return the runs of a file store, of one of its experiments, or the run that ``directory`` is; else none."""
+    """Return the directories of the runs in ``directory``: a file store, an experiment of it, or a run itself; else
+    none.
+    """
     if _is_run(directory):
         return [directory]
     return next((runs for pattern in _DEPTHS if (runs := list(filter(_is_run, sorted(directory.glob(pattern)))))), [])
@@ -37,14 +40,16 @@ def _is_run(path: Path) -> bool:
 
 
 class MlflowReading(LogReading):
-    """Reading of a file store, an experiment or a run."""
+    """Reader of a file store of MLflow, of one of its experiments or of a run."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._configs: dict[str, dict[str, JSON]] = {}
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """The rows of every run, one run after another."""
+        """Yield the rows of every run at ``path``, one run after another. Raises ``ImportFormatError`` if there are too
+        many runs.
+        """
         runs = [run for run in runs_of_mlflow(path) if not _DELETED.search(_text(run / _ABOUT))]
         if len(runs) > MOST_RUNS:
             raise ImportFormatError(self.path, f"holds more than {MOST_RUNS:,} runs; give one of its directories")
@@ -55,7 +60,7 @@ class MlflowReading(LogReading):
             yield from rows_of_steps(iter(sorted(self._values(run), key=lambda value: value[:2])), name)
 
     def about(self, run: str) -> About:
-        """Settings of a run."""
+        """Return the settings of the run called ``run``."""
         return About(config=self._configs.get(run, {}))
 
     def _values(self, run: Path) -> Iterator[tuple[int, float, str, float]]:
@@ -81,7 +86,7 @@ def _name(run: Path) -> str:
 
 
 def _files(directory: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each file below ``directory``."""
+    """Yield the name and the text of each file below ``directory``."""
     for path in sorted(directory.rglob("*")):
         if path.is_file() and not path.is_symlink():
             yield path.relative_to(directory).as_posix(), _text(path)
@@ -98,15 +103,15 @@ def _text(path: Path) -> str:
 
 
 class MlflowFiles(DirectoryImporter):
-    """A file store of MLflow."""
+    """Importer of a file store of MLflow."""
 
     name: ClassVar[str] = "mlflow-files"
     expects: ClassVar[str] = "directory of MLflow's file store (mlruns)"
 
     def reading(self, path: str) -> MlflowReading:
-        """A fresh reading."""
+        """Return a new reader of the directory ``path``."""
         return MlflowReading(path)
 
     def files(self, directory: Path) -> Iterator[Path]:
-        """Return the metric files of every run."""
+        """Return the metric files of every run in ``directory``, which change with every write."""
         return (file for run in runs_of_mlflow(directory) for file in (run / _METRICS).rglob("*"))

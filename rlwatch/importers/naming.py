@@ -1,4 +1,4 @@
-"""Metrics that a user assigns to names of a log (``--map reward=my_name``) whose meaning no rule can know."""
+"""Metrics that a user assigns to names in a log (``--map reward=my_name``), whose meaning rlwatch does not know."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Metrics that the user assigned to names of a log.
+    """Metrics that the user assigned to names in a log.
 
     Attributes
     ----------
     metrics
         Name in the log -> canonical metric.
     required
-        Names that the log must have, since they were given for this log.
+        Names that the log must contain, because the user gave them for this log.
     """
 
     metrics: Mapping[str, str] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
 
     def renamed(self, row: Mapping[str, T]) -> Mapping[str, T]:
-        """Return a row under canonical names; of two names for one metric the first counts."""
+        """Return ``row`` (name -> value) under canonical names; of two names for one metric the first counts."""
         given = [name for name in row if name in self.metrics]
         if not given:
             return row
@@ -39,7 +39,7 @@ class Naming:
         return {**{name: value for name, value in row.items() if name not in self.metrics}, **named}
 
     def missing(self, names: Iterable[str]) -> str:
-        """Return the problem with a log whose ``names`` lack a required one; empty if it has all."""
+        """Return an error message if a required name is not among ``names``, those of the log; empty if all are."""
         there = sorted(names)
         lacking = sorted(self.required.difference(there))
         if not lacking:
@@ -55,7 +55,7 @@ NONE = Naming()
 
 
 def naming_of(pairs: Sequence[str] = (), configured: Mapping[str, Sequence[str]] | None = None) -> Naming:
-    """Return the naming of ``ROLE=NAME`` pairs, and of the names that a configuration lists for each role.
+    """Return the assignment given by ``ROLE=NAME`` pairs, and by the names that a configuration lists for each role.
 
     Raises ``ConfigError`` for a malformed pair or an unknown role.
 

@@ -1,10 +1,10 @@
-"""Notebooks (``.ipynb``): the tables that Hugging Face's Trainer shows, and what cells printed, as a console's output.
+"""Reading of notebooks (``.ipynb``): the tables that Hugging Face's Trainer shows, and the printed output of cells.
 
-A table reads ``<th>Step</th><th>Training Loss</th>...`` and is redrawn as it grows, so that the notebook keeps the
-last one, with every row. The output that a cell printed with its table belongs to the same training, and is joined by
-step: a table may show only the loss. The output of other cells joins the only table if its steps match and no value
-contradicts it; otherwise it is a run of its own. Several tables are a run each. ``No log`` means not measured and is
-left out. A name that was broken at its slashes, to fit the table, is mended. Lines are numbers of rows; lines of
+A table reads ``<th>Step</th><th>Training Loss</th>...`` and is redrawn as it grows, so that the notebook keeps the last
+one, with every row. The output that a cell printed with its table belongs to the same training, and is joined by step,
+because a table may show only the loss. The output of other cells joins the only table if its steps match and no value
+contradicts it; otherwise it is a run by itself. Several tables are a run each. ``No log`` means not measured and is
+left out. A name that was broken at its slashes, to fit the table, is repaired. Lines are numbers of rows; lines of
 printed output are counted over all cells together.
 """
 
@@ -33,19 +33,22 @@ _NOTHING = "No log"
 DEEPEST = 12
 LEAST_ROWS = 2
 SURE = 0.2
-"""Least confidence of a console importer in the output next to a table, where users also print samples."""
+"""Smallest confidence of a console importer in the output next to a table, where users also print samples."""
 _TRAINER, _LOSS = "trl", "Training Loss"
 _WRITTEN = 1e-4
 """Rounding of a loss that is printed with four digits."""
 
 
 def is_notebook(head: bytes, path: Path) -> bool:
-    """True if ``head`` begins a notebook."""
+    """Return True if ``head`` begins a notebook, by its content and by the name of ``path``."""
     return _NOTEBOOK.match(head) is not None and (b'"cell_type"' in head or ".ipynb" in path.name)
 
 
 class NotebookReading(LogReading):
-    """Read as a whole, since a notebook is one JSON document."""
+    """Reader of a notebook, which is one JSON document and so is read as a whole.
+
+    ``consoles`` are the importers for the printed output of its cells.
+    """
 
     def __init__(self, path: str, consoles: Sequence[LineImporter]) -> None:
         super().__init__(path)
@@ -53,7 +56,10 @@ class NotebookReading(LogReading):
         self._notes: dict[str, None] = {}
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Yield the rows of every training, one training after another, from tables and printed output."""
+        """Yield the rows of every training in the notebook, one training after another, from tables and printed output.
+
+        Raises ``ImportFormatError`` if there are none.
+        """
         document = load_document(path)
         trainings: list[list[ImportedRow]] = []
         elsewhere: list[str] = []
@@ -82,7 +88,7 @@ class NotebookReading(LogReading):
                 yield replace(row, run=f"table {number}") if len(trainings) > 1 else row
 
     def notes(self) -> tuple[str, ...]:
-        """Source of the rows."""
+        """Return notes for the user on where the rows came from."""
         return tuple(self._notes)
 
     def _printed(self, text: str, path: Path, least: float) -> list[ImportedRow] | None:
@@ -119,13 +125,13 @@ class NotebookReading(LogReading):
 
 
 def _cells(document: JSON) -> list[JSON]:
-    """The cells of a notebook; any other document is one."""
+    """Return the cells of a notebook; any other document counts as one cell."""
     cells = document.get("cells") if isinstance(document, dict) else None
     return cells if isinstance(cells, list) else [document]
 
 
 def _streamed(cell: JSON) -> str:
-    """Printed text of a cell."""
+    """Return the printed text of a cell."""
     outputs = cell.get("outputs") if isinstance(cell, dict) else None
     found = []
     for output in outputs if isinstance(outputs, list) else ():
@@ -173,7 +179,7 @@ def _joined(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> lis
 
 
 def _contradict(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> bool:
-    """True if both hold a loss and most losses of the same step differ: they belong to two trainings."""
+    """Return True if both hold a loss and most losses of the same step differ: they belong to two trainings."""
     losses = {row.step: row.metrics.get(_LOSS) for row in table}
     pairs = [(losses.get(row.step), row.metrics["loss"]) for row in printed if "loss" in row.metrics]
     return 2 * sum(own is not None and not _agree(own, loss) for own, loss in pairs) > len(pairs)
@@ -196,12 +202,12 @@ def _placed(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> Seq
 
 
 def _agree(shown: float | None, printed: float | None) -> bool:
-    """True if two numbers are equal within the digits that both were written with."""
+    """Return True if two numbers are equal within the digits with which both were written."""
     return shown is not None and printed is not None and abs(shown - printed) <= _WRITTEN * max(1.0, abs(shown))
 
 
 def _texts(document: object, depth: int = DEEPEST) -> Iterator[str]:
-    """The strings of ``document`` with a table of steps; lists of lines are joined."""
+    """Yield the strings in ``document`` that contain a table of steps; lists of lines are joined."""
     if isinstance(document, str):
         if _MARK in document:
             yield document
@@ -213,7 +219,7 @@ def _texts(document: object, depth: int = DEEPEST) -> Iterator[str]:
 
 
 def _tables(text: str, skips: Skips) -> Iterator[list[ImportedRow]]:
-    """The rows of each table of steps."""
+    """Yield the rows of each table of steps."""
     for table in _TABLE.findall(text):
         if _MARK not in table:
             continue
@@ -234,12 +240,12 @@ def _tables(text: str, skips: Skips) -> Iterator[list[ImportedRow]]:
 
 
 class Notebook:
-    """A notebook, or a JSON document with the tables of one.
+    """Importer of a notebook, or of a JSON document with the tables of one.
 
     Parameters
     ----------
     consoles
-        Formats that its cells may have printed.
+        Importers of the formats that its cells may have printed.
     """
 
     def __init__(self, consoles: Sequence[LineImporter]) -> None:
@@ -252,7 +258,9 @@ class Notebook:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return high confidence for JSON with a table of steps, and for any notebook: its table may come later."""
+        """Return a high confidence for JSON with a table of steps, and for any notebook, because its table may come
+        later.
+        """
         if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{") and _MARK.encode() in head:
             return FormatMatch(0.97, "found a table of steps")
         if is_notebook(head, path):
@@ -260,5 +268,5 @@ class Notebook:
         return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> NotebookReading:
-        """A fresh reading."""
+        """Return a new reader of the notebook at ``path``."""
         return NotebookReading(path, self._consoles)

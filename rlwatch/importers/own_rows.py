@@ -1,4 +1,4 @@
-"""Rows of custom loops: the kind of each row, and the meaning of a ``null`` in it.
+"""Reading of rows that custom loops write: the kind of each row, and the meaning of a ``null`` in it.
 
 **Kinds.** One JSONL may hold rows of rollouts, of updates and of evaluations, distinguished by a field (``"type"``).
 Metrics of an evaluation are read as ``eval/<name>``: otherwise a reward on held-out prompts would count as a reward of
@@ -7,7 +7,7 @@ as ``train/<name>`` or ``rollout/<name>``.
 
 **null** means NaN for some writers (orjson, pandas, JavaScript, ``None if isnan(x) else x``) and "not measured" for
 others. It is read as NaN in two cases. The format is known to write NaN so (verl's file logger, Hugging Face's
-trainers). Or the metric was finite three times running in training rows and a neighbour is broken too: another such
+trainers). Or the metric was finite in three consecutive training rows and a neighbour is broken, too: another such
 metric is null in the same row, a value of the row is NaN or infinite, or the metric's own last value was. All other
 nulls are read as not measured, and are counted: before the first finite value of a metric, in rows of an evaluation or
 a baseline, in rows that also measure held-out prompts, and a single null in a row.
@@ -42,11 +42,11 @@ _WRAPPERS = frozenset({"metrics", "logs", "log", "stats", "data", "values"})
 _SETTINGS = frozenset({"config", "args", "hparams", "settings"})
 EVAL, ROLLOUT, TRAIN = "eval", "rollout", "train"
 _WRITE_NAN_AS_NULL = ("trl", "ms-swift")
-"""Trainers built on Hugging Face's, whose mean of nothing but NaN is None."""
+"""Trainers built on Hugging Face's, whose mean of only NaN is None."""
 LONGEST_QUOTED = 100_000
-"""Characters of a dict that was written as text."""
+"""Largest number of characters in a dict that was written as text."""
 STEADY = 3
-"""Finite values in a row after which a metric counts as one that every training row has."""
+"""Number of consecutive finite values after which a metric counts as one that every training row has."""
 
 
 def kind_of(row: Mapping[str, object]) -> str:
@@ -69,7 +69,7 @@ def kind_of(row: Mapping[str, object]) -> str:
 
 
 def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
-    """``row`` with dicts in it written as names with slashes; settings are left out.
+    """Return ``row`` with nested dicts written as names with slashes; settings are left out.
 
     >>> flattened({"step": 1, "metrics": {"reward": {"mean": 0.5}}, "config": {"lr": 1e-6}})
     {'step': 1, 'reward/mean': 0.5}
@@ -88,7 +88,7 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
 
 
 def is_flat(row: Mapping[str, object]) -> bool:
-    """True if no value of a row of JSON is a dict: most are numbers, so their types are few."""
+    """Return True if no value of a JSON row is a dict. Most values are numbers, so that their types are few."""
     kinds = set(map(type, row.values()))
     if str in kinds and any(isinstance(value, str) and value.startswith("{") for value in row.values()):
         return False
@@ -121,12 +121,12 @@ def step_field(row: Mapping[str, object], fields: Sequence[str]) -> str | None:
 
 
 def _whole(row: Mapping[str, object]) -> bool:
-    """True if every value is a finite float."""
+    """Return True if every value is a finite float."""
     return set(map(type, row.values())) == {float} and all(map(math.isfinite, row.values()))  # type: ignore[arg-type]
 
 
 class OwnRows:
-    """Reads the rows of one log in their order."""
+    """Reader of the rows of one log, in their order, which interprets kinds of rows and nulls."""
 
     def __init__(self) -> None:
         self._owner: dict[str, str] = {}
@@ -140,7 +140,11 @@ class OwnRows:
         self._last = -1
 
     def read(self, step: int, row: Mapping[str, object], skips: Skips, line: int) -> Mapping[str, object]:
-        """Return ``row`` without the nulls that mean "not measured", its names prefixed by the kind of row."""
+        """Return the row of ``step`` without the nulls that mean "not measured", and with the kind of row as a prefix
+        of names.
+
+        Nulls that are left out are counted in ``skips``, at ``line``.
+        """
         kind = kind_of(row)
         if step < self._last:  # another start of the training: it has measured nothing yet
             self._finite.clear()

@@ -1,4 +1,6 @@
-"""Parquet files: a row a step, or a row a value, as :mod:`~rlwatch.importers.data_frame` reads a table in memory."""
+"""Reading of Parquet files: a row for each step or for each value, as :mod:`~rlwatch.importers.data_frame` reads
+tables.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from rlwatch.importers.lines import unpacked
 
 _MAGIC = b"PAR1"
 MOST_CELLS = 50_000_000
-"""Most cells of a table, which is read as a whole."""
+"""Largest number of cells in a table, which is read as a whole."""
 
 
 class ParquetReading(JsonDocumentReading):
-    """Read as a whole, since its columns lie one after another."""
+    """Reader of a Parquet file as a whole, because its columns lie one after another."""
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Yield the rows of the table; a column may assign them to several runs."""
+        """Yield the rows of the table in the file at ``path``; a column may assign them to several runs.
+
+        Raises ``ImportFormatError`` if pyarrow is missing, or if the file is damaged or too large.
+        """
         try:
             parquet = import_module("pyarrow.parquet")
         except ImportError:
@@ -44,7 +49,7 @@ class ParquetReading(JsonDocumentReading):
 
 
 class ParquetTable:
-    """A table of metrics in a Parquet file."""
+    """Importer of a table of metrics in a Parquet file."""
 
     name: ClassVar[str] = "parquet"
     expects: ClassVar[str] = "Parquet file"
@@ -53,10 +58,10 @@ class ParquetTable:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Return high confidence for the bytes that every Parquet file begins with."""
+        """Return a high confidence if ``head`` begins with the bytes of every Parquet file, else 0."""
         found = head.startswith(_MAGIC)
         return FormatMatch(0.99 if found else 0.0, f"{'found a' if found else 'no'} {self.expects}")
 
     def reading(self, path: str) -> ParquetReading:
-        """A fresh reading."""
+        """Return a new reader of the file at ``path``."""
         return ParquetReading(path)

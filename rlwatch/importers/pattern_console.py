@@ -1,8 +1,8 @@
-r"""Lines of any text, read by the user's regular expression.
+r"""Reading of any text by a regular expression that the user gives.
 
-Its named groups are ``step``; ``name`` and ``value`` of a metric, which may match several times in a line; any other
-group is a metric of that name. Lines of the same step are one row. Without a group ``step`` each line with a metric is
-a row, numbered 1, 2, 3...
+Its named groups are ``step``, and ``name`` and ``value`` of a metric, which may match several times in a line. Any
+other group is a metric of that name. Lines of the same step are one row. Without a group ``step`` each line with a
+metric is a row, numbered 1, 2, 3...
 
 >>> lines = pattern_console(r"it (?P<step>\d+) R (?P<reward>\S+)").reading("train.log")
 >>> [*lines.feed(TextLine(1, "it 7 R nan")), *lines.finish()]
@@ -21,14 +21,14 @@ from rlwatch.importers.base import FormatMatch, ImportedRow, LineParser, StreamI
 from rlwatch.importers.lines import TextLine, shown, without_prefix
 
 PREFIX = "pattern:"
-"""Beginning of a format that is a pattern: ``pattern:it (?P<step>...``."""
+"""Prefix of a format name that is followed by a pattern: ``pattern:it (?P<step>...``."""
 STEP, NAME, VALUE = "step", "name", "value"
 LONGEST = 4000
-"""Most characters of a line: the time of a pattern may grow faster than the line."""
+"""Largest number of characters in a line, because the time of a pattern may grow faster than the line."""
 
 
 class PatternParser(LineParser):
-    """Rows of the lines in which a pattern is found."""
+    """Parser that yields rows (metrics of one step) from the lines in which ``pattern`` is found."""
 
     def __init__(self, path: str, pattern: re.Pattern[str]) -> None:
         super().__init__(path)
@@ -40,7 +40,7 @@ class PatternParser(LineParser):
         self._rows = 0
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """Yield the row that was held back if the line begins another."""
+        """Yield the row that was held back if the line ``segment`` begins another."""
         if len(segment.text) > LONGEST:
             self.skips.add(f"a line of more than {LONGEST:,} characters", segment.line)
             return
@@ -50,7 +50,7 @@ class PatternParser(LineParser):
             yield from self.finish()
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The row that was held back."""
+        """Yield the row that was held back."""
         if self._metrics:
             self._rows += 1
             step = self._rows if self._numbered else self._step
@@ -59,7 +59,7 @@ class PatternParser(LineParser):
             self._metrics = {}
 
     def notes(self) -> tuple[str, ...]:
-        """Source of the steps."""
+        """Return a note for the user if rows are numbered because the pattern has no group for the step."""
         return ("the pattern has no group 'step': rows are numbered 1, 2, 3...",) if self._numbered else ()
 
     def _take(self, groups: dict[str, str | None], line: int) -> Iterator[ImportedRow]:
@@ -93,7 +93,7 @@ class PatternParser(LineParser):
 
 
 class PatternConsole(StreamImporter):
-    """Any text, read by a regular expression; never recognised by content."""
+    """Importer of any text by the regular expression ``pattern``; never recognised by content."""
 
     name: ClassVar[str] = "pattern"
     expects: ClassVar[str] = "lines in which the pattern finds a number"
@@ -105,16 +105,19 @@ class PatternConsole(StreamImporter):
         self._pattern = pattern
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Return no confidence: this format is chosen by ``--pattern`` only."""
+        """Return a confidence of 0, because this format is chosen by ``--pattern`` only."""
         return FormatMatch(0.0, "chosen by --pattern only")
 
     def reading(self, path: str) -> PatternParser:
-        """A fresh parser."""
+        """Return a new parser of the log at ``path``."""
         return PatternParser(path, self._pattern)
 
 
 def pattern_console(pattern: str) -> PatternConsole:
-    """Return the format of a pattern. Raises ``ImportFormatError`` if it is invalid or has no group for a metric."""
+    """Return the importer for the regular expression ``pattern``.
+
+    Raises ``ImportFormatError`` if it is invalid or has no group for a metric.
+    """
     try:
         compiled = re.compile(pattern)
     except re.error as error:

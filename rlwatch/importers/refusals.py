@@ -1,4 +1,4 @@
-"""Names of files that cannot be read, and advice on what to give instead."""
+"""Messages for files that cannot be read: what they are, and what to give instead."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
 
 
 def named_binary(head: bytes) -> str | None:
-    """Return the problem with a binary file of a known, unsupported format, with advice; None for any other."""
+    """Return a message for a binary file of a known, unsupported format, with advice; None for other files."""
     for magic, name, advice in _MAGIC:
         if head.startswith(magic):
             return f"is {name}, which is not supported yet; {advice}"
@@ -51,7 +51,7 @@ def named_binary(head: bytes) -> str | None:
 
 
 def named_text(head: bytes) -> str | None:
-    """Return the problem with text of a known, unsupported format, with advice; None for any other."""
+    """Return a message for text of a known, unsupported format, with advice; None for other text."""
     if _RUN_TABLE.match(head):
         return f"is a {RUNS_NOT_STEPS}"
     for pattern, name in _TEXT:
@@ -61,13 +61,13 @@ def named_text(head: bytes) -> str | None:
 
 
 def unknown_format(head: bytes, tried: str) -> str:
-    """Return the problem with text that no importer recognised; ``tried`` lists the formats and their findings."""
+    """Return a message for text that no importer recognised; ``tried`` lists the formats and their findings."""
     names = _names_of_lines(head)
     return named_text(head) or (none_known(names) if names else f"no known format; {_WRITE} ({tried})")
 
 
 def none_known(names: Sequence[str]) -> str:
-    """Return the problem with a log that has no metric of a known name."""
+    """Return a message for a log whose metric ``names`` are all unknown to rlwatch, with advice."""
     few = ", ".join(shown(name) for name in names[:5]) or "none"
     likely = next(iter((*like_rewards(names), *foremost(names))), "my_name")
     one = len(names) == 1
@@ -100,9 +100,9 @@ def _names_of_lines(head: bytes) -> list[str]:
 
 
 def is_binary(head: bytes) -> bool:
-    """True if ``head`` is no text: it holds NUL bytes among others and is not UTF-16 with a byte order mark.
+    """Return True if ``head`` is no text: it holds NUL bytes among others and is not UTF-16 with a byte order mark.
 
-    Blocks of NUL bytes in text are what a machine that lost power leaves in it, or a copy that was truncated.
+    Blocks of NUL bytes are allowed: a machine that lost power leaves them in a text, or a truncated copy.
     """
     if b"\x00" not in head or head.startswith(UTF16):
         return False
@@ -111,12 +111,13 @@ def is_binary(head: bytes) -> bool:
 
 
 def is_wandb_sidecar(path: Path) -> bool:
-    """True for the files of settings and last values that wandb keeps with a run."""
+    """Return True for the files of settings and last values that wandb keeps with a run, which hold no steps."""
     return path.name in _WANDB_SIDECARS or (path.name == "config.yaml" and path.parent.name == "files")
 
 
 def died_early(end: bytes) -> str | None:
-    r"""Return the problem with the output of a program that failed before it logged anything; None otherwise.
+    r"""Return a message if ``end``, the end of a log, shows that the program failed before it logged a step; None
+    otherwise.
 
     >>> died_early(b"Loading...\nTraceback (most recent call last):\n  File \"x.py\"\nValueError: no GPU\n")
     'holds no step of a training: the program failed before it logged one, by ValueError: no GPU'

@@ -1,4 +1,4 @@
-"""All importers: choosing the right one, finding the logs of a directory, and reading a whole log."""
+"""All importers: recognition of a log's format, search for logs in a directory, and reading of a whole log."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from rlwatch.metrics import known
 from rlwatch.plugins import usable
 from rlwatch.wording import meant, nearest
 
-# Directories that are runs, and the logs below a directory.
+# Search for runs and logs in directories.
 
 PATTERNS = ("*.log", "*.jsonl", "*.out", "*.csv", "*.wandb", "*.swanlab")
-"""Names of logs by default."""
+"""Default patterns of the names of log files."""
 DEEPEST = 12
-"""Levels of directories that are looked through."""
+"""Number of directory levels that are searched."""
 _PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)$")
 _STATES = ("trainer_state.json", "*/trainer_state.json")
 _CHECKPOINT = "checkpoint-"
@@ -65,7 +65,9 @@ _STATE_OF_OTHER_NAME = "?*trainer_state.json"
 
 
 def run_directory(directory: Path) -> Path | None:
-    """Return the log that a directory is: itself (TensorBoard, MLflow's files), or its tracker's file; None if none."""
+    """Return the log that ``directory`` is: itself (TensorBoard, MLflow's files, Aim), or its tracker's file; None if
+    it is none.
+    """
     runs = sorted(run for pattern in _RUN_FILES for run in directory.glob(pattern))
     if len(runs) == 1:
         return runs[0]
@@ -73,7 +75,7 @@ def run_directory(directory: Path) -> Path | None:
 
 
 def run_in(directory: Path) -> Path:
-    """Return the run of ``directory``. Raises ``ImportFormatError`` with advice if it is not a run."""
+    """Return the log that ``directory`` is or contains. Raises ``ImportFormatError`` with advice if there is none."""
     run = run_directory(directory) or aim_repository(directory)
     if run is not None:
         return run
@@ -91,7 +93,11 @@ def run_in(directory: Path) -> Path:
 
 
 def boards_below(directory: Path) -> list[Path]:
-    """Return the directories of event files below one that holds no log itself; empty if other logs are below, too."""
+    """Return the directories with TensorBoard's event files below ``directory``, if all logs below it are such
+    directories.
+
+    Empty if ``directory`` is a log itself, or if there are other logs below it.
+    """
     if not directory.is_dir() or run_directory(directory) is not None:
         return []
     logs = list(islice(logs_below(directory), MOST_RUNS))
@@ -99,7 +105,9 @@ def boards_below(directory: Path) -> list[Path]:
 
 
 def newest_states(directory: Path) -> list[Path]:
-    """Return the newest ``trainer_state.json`` of each training below ``directory``: its own or a checkpoint's."""
+    """Return the newest ``trainer_state.json`` of each training below ``directory``: its own or that of a
+    checkpoint.
+    """
     newest: dict[Path, Path] = {}
     for state in sorted(directory.rglob("trainer_state.json"), key=_how_far):
         home = state.parent.parent if state.parent.name.startswith(_CHECKPOINT) else state.parent
@@ -114,9 +122,9 @@ def _how_far(state: Path) -> tuple[int, int]:
 
 
 def logs_in(path: Path) -> list[Path]:
-    """Return the logs that ``path`` means: itself, or, if it is a directory but no run, those in it and below it.
+    """Return the logs that ``path`` means: itself, or all logs in and below it if it is a directory but no log.
 
-    Of the checkpoints of one training only the newest state counts, which holds all before.
+    Of the checkpoints of one training only the newest state counts, because it contains all earlier rows.
     """
     if not path.is_dir() or run_directory(path) is not None or boards_below(path):
         return [path]
@@ -131,7 +139,7 @@ Refused = Callable[[Path, OSError], None]
 def logs_below(
     directory: Path, patterns: Sequence[str] = PATTERNS, refused: Refused = lambda _directory, _error: None
 ) -> Iterator[Path]:
-    """Yield the logs in ``directory`` and below it, each once, directories in order of their names.
+    """Yield the log files in ``directory`` and below it, each once, in the order of directory names.
 
     A directory with event files is one log; a directory with a ``.wandb`` or ``.swanlab`` file is only that run.
     Hidden directories, checkpoints, links, special files and stores of rlwatch are left out.
@@ -139,9 +147,9 @@ def logs_below(
     Parameters
     ----------
     directory
-        Where to look.
+        The directory to search.
     patterns
-        Patterns of the names of logs.
+        Patterns of the names of log files.
     refused
         Called with each directory that cannot be read, and the error.
     """
@@ -169,7 +177,7 @@ def _below(directory: Path, patterns: tuple[str, ...], depth: int, refused: Refu
 
 
 def _listed(directory: Path) -> tuple[list[str], list[str]]:
-    """Names of the files and of the directories in ``directory``, sorted."""
+    """Return the names of the files and of the directories in ``directory``, sorted."""
     files: list[str] = []
     directories: list[str] = []
     with os.scandir(directory) as entries:
@@ -221,17 +229,19 @@ _OVERLAP = 1 << 14
 _LISTED = 20
 LEAST_RUNS = 3
 MOST_NAMES_TRIED = 5000
-"""Most files searched for a name similar to that of a missing file."""
+"""Largest number of files searched for a name similar to that of a missing file."""
 HARDLY = 0.2
 
 
 def formats() -> tuple[str, ...]:
-    """Names of the formats that can be read."""
+    """Return the names of the formats that can be read."""
     return tuple(importer.name for importer in importers())
 
 
 def importers(naming: Naming = NONE) -> tuple[Importer, ...]:
-    """Return all importers, those of plugins last; importers that recognise rows by names also know ``naming``'s."""
+    """Return all importers, those of plugins last. Importers that recognise rows by metric names also know those in
+    ``naming``.
+    """
     others = usable("rlwatch.importers", {importer.name for importer in IMPORTERS}).values()
     known_ones = (*IMPORTERS, *(other() if isinstance(other, type) else other for other in others))
     if not naming.metrics:
@@ -250,7 +260,10 @@ def _sniffed(importer: Importer, head: bytes, path: Path) -> FormatMatch:
 
 
 def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
-    """Return the importer of a format, or of ``pattern:REGEX``. Raises ``ImportFormatError`` for an unknown name."""
+    """Return the importer of the format ``name``, or of ``pattern:REGEX``.
+
+    ``path`` is the log, for error messages. Raises ``ImportFormatError`` for an unknown name.
+    """
     if name.startswith(PREFIX):
         return pattern_console(name.removeprefix(PREFIX))
     for importer in importers(naming):
@@ -263,10 +276,11 @@ def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
 def verdicts(
     head: bytes, path: Path, *, beginning: bool = True, naming: Naming = NONE
 ) -> list[tuple[Importer, FormatMatch]]:
-    """Return the confidence of each importer in ``head``.
+    """Return the confidence of each importer that ``head``, a piece of the log at ``path``, has its format.
 
-    A later piece of a log (``beginning`` False) goes only to importers whose rows may come anywhere. The importer of
-    custom loops takes longer than all others together, so it runs only if no other importer is more confident.
+    A later piece of a log (``beginning`` False) is tried only by importers whose rows may come anywhere. The importer
+    of custom loops takes longer than all others together, so it is tried only if no other importer is more confident.
+    ``naming`` are metrics that the user assigned to names.
     """
     given: list[tuple[Importer, FormatMatch]] = []
     for importer in importers(naming):
@@ -281,9 +295,12 @@ def verdicts(
 def recognise(
     head: bytes, path: Path, *, beginning: bool = True, last: bool = False, naming: Naming = NONE
 ) -> tuple[Importer | None, str]:
-    """Return the importer with the highest confidence in ``head`` and its reason, or None and what was tried.
+    """Return the importer with the highest confidence in ``head``, a piece of the log at ``path``, and the reason.
 
-    A confidence up to 0.2 counts only in a second pass over the log (``last``), in which nothing better was found.
+    If no importer is confident, return None and the list of formats that were tried. A piece that is not the beginning
+    of the log (``beginning`` False) is tried by fewer importers.
+
+    A confidence up to 0.2 counts only in a second pass over the log (``last``), if the first found nothing better.
 
     Raises
     ------
@@ -305,12 +322,12 @@ def recognise(
 
 
 def binary_format(head: bytes, path: Path) -> Importer | None:
-    """Return the format of a binary file; None if no importer reads it."""
+    """Return the importer of the binary file that begins with ``head``; None if no importer reads it."""
     return next((importer for importer in BINARY if importer.sniff(head, path).confidence > 0), None)
 
 
 def refuse_binary(head: bytes, path: Path) -> None:
-    """Raise ``ImportFormatError`` if ``head`` begins a file that holds no text."""
+    """Raise ``ImportFormatError`` if ``head`` begins a file that holds no text and cannot be read."""
     problem = named_binary(head)
     if problem is None and is_binary(head):
         problem = f"is a binary file of no known kind; formats that can be read: {', '.join(formats())}"
@@ -319,7 +336,7 @@ def refuse_binary(head: bytes, path: Path) -> None:
 
 
 def windows(path: Path) -> Iterator[bytes]:
-    """Overlapping pieces of a log, so that a row on a seam is whole in one of them."""
+    """Yield overlapping pieces of a log as bytes, so that a row at the border of one piece is whole in the next."""
     seam = b""
     for block in blocks(path, WINDOW):
         yield seam + block
@@ -327,7 +344,11 @@ def windows(path: Path) -> Iterator[bytes]:
 
 
 def sniff(path: str | os.PathLike[str], naming: Naming = NONE) -> Importer:
-    """Return the importer for the log at ``path``. Raises ``ImportFormatError`` with the tried formats if none fits."""
+    """Return the importer for the log at ``path``, recognised by its content.
+
+    ``naming`` are metrics that the user assigned to names. Raises ``ImportFormatError`` with the tried formats if none
+    fits.
+    """
     log = readable(path)
     if log.is_dir():
         return of_directory(log)
@@ -347,14 +368,16 @@ def sniff(path: str | os.PathLike[str], naming: Naming = NONE) -> Importer:
 
 
 def of_directory(log: Path) -> Importer:
-    """Return the importer for a directory that is a log itself."""
+    """Return the importer for ``log``, a directory that is a log itself (Aim, MLflow or TensorBoard)."""
     if log.name == AIM_NAME:
         return AIM
     return MLFLOW_FILES if runs_of_mlflow(log) and not event_files(log) else TENSORBOARD
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
-    """Return the log at ``path`` or in that directory. Raises ``ImportFormatError`` with advice if there is none."""
+    """Return the log at ``path``, or in it if it is a directory. Raises ``ImportFormatError`` with advice if there is
+    none.
+    """
     log = Path(path)
     if log.is_dir():
         return run_in(log)
@@ -368,7 +391,9 @@ def readable(path: str | os.PathLike[str]) -> Path:
 
 
 def nearly(missing: Path) -> str:
-    """Return names similar to that of a missing file, as a question; empty if there are none."""
+    """Return a question that suggests existing names similar to that of the file ``missing``; empty if there are
+    none.
+    """
     try:
         names = [*islice((path.name for path in missing.parent.iterdir()), MOST_NAMES_TRIED)]
     except OSError:
@@ -378,7 +403,9 @@ def nearly(missing: Path) -> str:
 
 
 def run_name(path: Path) -> str:
-    """Return a name for the run of a log that does not name it: that of the file or of its directory."""
+    """Return a name for the run in the log at ``path``, which does not name it: that of the file or of its
+    directory.
+    """
     if is_event_file(path):
         return path.resolve().parent.name or "run"
     if path.is_dir():
@@ -396,7 +423,7 @@ def read_log(
     format: str | None = None,  # noqa: A002  (the word users know)
     naming: Naming = NONE,
 ) -> list[ImportedRun]:
-    r"""The runs that the log at ``path`` holds, in order of first appearance; only ``run`` if given.
+    r"""Read the log at ``path`` and return the runs that it holds, in order of first appearance; only ``run`` if given.
 
     A directory with nothing but directories of TensorBoard's event files below it holds all their runs.
 
@@ -437,7 +464,7 @@ def read_log(
 
 
 def read_data(data: object, *, run: str | None = None, naming: Naming = NONE) -> list[ImportedRun]:
-    """The runs that a DataFrame, a mapping or a list of rows holds; only ``run`` if given.
+    """Return the runs in a DataFrame, a mapping or a list of rows in memory; only ``run`` if given.
 
     Mappings and lists are read as :mod:`~rlwatch.importers.json_document` reads them from a file, tables of pandas,
     polars and pyarrow as :mod:`~rlwatch.importers.data_frame` does. Raises ``ImportFormatError`` as :func:`read_log`.

@@ -1,4 +1,4 @@
-"""Rows of logs whose records hold one scalar each: consecutive records of one step are a row."""
+"""Grouping of single scalars into rows: consecutive scalars of one step are a row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlwatch.importers.base import ImportedRow
 
 
 class ScalarRows:
-    """Puts scalars together into rows.
+    """Collector of single scalars, which yields them as rows (metrics of one step).
 
-    A row ends where another step, or the same metric again, begins; and, so that the alarm need not wait for that,
-    after the first value of a step that is not finite.
+    A row ends where another step begins, or where the same metric comes again. It also ends after the first value of a
+    step that is not finite, so that an alarm need not wait for the next step.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,10 @@ class ScalarRows:
         self._alarmed = -1
 
     def add(self, step: int, name: str, value: float, *, ts: float, line: int) -> Iterator[ImportedRow]:
-        """Rows that a scalar ends; of the new one ``ts`` and ``line`` are kept."""
+        """Add the scalar ``name`` of ``step``, and yield the rows that it ends.
+
+        The new row keeps ``ts`` (Unix time in seconds) and ``line`` (its line in the log).
+        """
         if self._open is None or self._open.step != step or name in self._metrics:
             yield from self.finish()
             self._metrics = {}
@@ -32,7 +35,7 @@ class ScalarRows:
             yield from self.finish()
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The row of the last step."""
+        """Yield the row of the last step."""
         if self._open is not None:
             yield self._open
         self._open = None

@@ -1,8 +1,8 @@
-"""Records of single responses, episodes or questions, which are no rows of a training.
+"""Detection of records that describe single responses, episodes or questions, and so are no steps of a training.
 
 A file of an evaluation has a record for each question, a file of rollouts one for each response. Numbered, they would
-read as a training without trend. Such a record holds an id (``question_id``, ``prompt_idx``) or a text, and nothing
-that only a training step has: no loss, gradient, KL or entropy, and no mean or spread of anything.
+look like a training without trend. Such a record holds an id (``question_id``, ``prompt_idx``) or a text. It has
+nothing that only a training step has: no loss, gradient, KL or entropy, and no mean or spread of anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ITEMS = frozenset((
     "episode", "question", "prompt", "sample", "example", "problem", "task", "record", "response",
     "item", "instance", "trajectory", "traj", "query", "dialogue", "conversation", "case", "test", "val",
 ))  # fmt: skip
-"""Things that a record may describe, as stems of :func:`~rlwatch.metrics.words.stems`."""
+"""Items that a record may describe, as stems of :func:`~rlwatch.metrics.words.stems`."""
 _NUMBERED = frozenset({"id", "ids", "idx", "index", "uid", "uuid", "no", "hash"})
 _ALONE = frozenset({"uid", "uuid", "idx"})
 _TEXTS = frozenset((
@@ -34,7 +34,7 @@ _GRADED = _OUTCOMES | {"reward", "score", "accuracy", "return"}
 LEAST_SEVERAL = 5
 LEAST_OUTCOMES = 20
 OFTEN = 0.15
-"""Share of rows at which an outcome of 0 or 1 changes, if responses one after another are graded."""
+"""Share of rows at which an outcome of 0 or 1 changes if consecutive rows are graded responses."""
 MOST_LOOKED_AT = 200
 _WHAT_ONE_HAS = "what only a step of a training has (a loss, a KL, a mean)"
 _OF_ONE_EACH = (
@@ -46,7 +46,7 @@ REASON = "a record of a single response or episode, no row of a step"
 
 @lru_cache(maxsize=1024)
 def _trains(name: str) -> bool:
-    """True if only a training step has a metric of this name."""
+    """Return True if only a training step has a metric of this name."""
     read = resolve(name)
     return read is not None and read.metric.family in _TRAINS
 
@@ -77,7 +77,8 @@ def _shape(names: tuple[str, ...]) -> _Shape:
 
 
 def of_single(row: Mapping[str, object]) -> str:
-    """Return the field that marks ``row`` as a single response or episode; empty if it may be a training row.
+    """Return the field that shows that ``row`` describes a single response or episode; empty if it may be a training
+    row.
 
     >>> of_single({"question_id": 3, "score": 0.5}), of_single({"step": 3, "completion": "so", "reward": 1.0})
     ('question_id', 'completion')
@@ -92,12 +93,13 @@ def of_single(row: Mapping[str, object]) -> str:
 
 
 def may_be_of_single(names: Iterable[str]) -> bool:
-    """True if rows with these names may be of one response each."""
+    """Return True if rows with the fields ``names`` may describe a single response each."""
     return any(_shape(tuple(names)))
 
 
 def may_be_numbered(rows: Iterable[Mapping[str, object]]) -> bool:
-    """True if rows without a step may be numbered: one at least has a metric that only a training step has.
+    """Return True if rows without a step may be numbered, because at least one has a metric that only a training step
+    has.
 
     >>> may_be_numbered([{"score": 0.4}, {"score": 0.5}]), may_be_numbered([{"loss": 0.1, "reward": 0.4}])
     (False, True)
@@ -106,15 +108,15 @@ def may_be_numbered(rows: Iterable[Mapping[str, object]]) -> bool:
 
 
 def of_a_step(name: str) -> bool:
-    """True if only a training step has this name, or if it names a statistic over many responses."""
+    """Return True if only a training step has a metric called ``name``, or if it is a statistic over many responses."""
     return _trains(name) or not stems(name).isdisjoint(_OF_STEPS)
 
 
 class OneByOne:
-    """Detects, row by row, that each row of a run describes a single response, although it holds a step.
+    """Detection, row by row, that each row of a run describes a single response, although it holds a step.
 
-    It does if most steps have several rows, or if an outcome is 0 or 1 in every row and changes often. The check ends
-    at the first name that only a training has.
+    That is so if most steps have several rows, or if an outcome is 0 or 1 in every row and changes often. The check
+    ends (``possible`` is False) at the first name that only a training has.
     """
 
     def __init__(self) -> None:
@@ -127,11 +129,13 @@ class OneByOne:
         """Name of an outcome -> its last value and its number of changes; only outcomes that were always 0 or 1."""
 
     def named(self, names: Iterable[str]) -> None:
-        """Take names that were not seen before."""
+        """Note metric names that were not seen before."""
         self.possible = self.possible and not any(map(of_a_step, names))
 
     def take(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Take a row; return the problem with the rows so far, empty if there is none."""
+        """Add the row ``metrics`` of ``step``; return an error message if the rows describe single responses, else an
+        empty text.
+        """
         again = step == self._step and metrics.keys() == self._row.keys()
         if not again:
             self._steps += 1

@@ -1,11 +1,11 @@
-"""The step counter of a run: rows that continue it, rows that restart it, and rows of another counter.
+"""Step counter of an imported run: it decides which rows continue it, which restart it, and which have another counter.
 
-A log may hold several counters: evaluations with numbers of their own, a resumed trainer that repeats steps, generated
+A log may hold several counters: evaluations with their own numbers, a resumed trainer that repeats steps, generated
 text that looks like rows. Steps that go back are a **restart**, and begin the next attempt, only if they *last*: rows
 of the same kind (mostly the same names) advance from there for ``LASTING`` steps, in a long run for a few more. Rows of
-another kind need ``LASTING_OTHERWISE`` steps. Until then such rows are held back, since a returned row is never
-withdrawn. If the old counter goes on, they belong to another counter, and repeated steps are left out. If the log shows
-that a process began (another event file, a state written anew), one row that goes back is enough.
+another kind need ``LASTING_OTHERWISE`` steps. Until then such rows are held back, because a returned row is never
+withdrawn. If the old counter continues, they belong to another counter, and repeated steps are left out. If the log
+shows that a process began (another event file, a rewritten state), one row that goes back is enough.
 
 A row far **ahead** of the counter is held back in the same way, until ``LASTING`` steps show that the counter jumped.
 If it did not, an evaluation gets the step at which it was printed, and a row with the training's own names is left out.
@@ -26,22 +26,24 @@ from typing import NamedTuple
 from rlwatch.importers.base import ImportedRow, Skips, of_held_out
 
 LASTING = 3
-"""Steps of rows of the training's kind after which a return is a restart."""
+"""Number of steps with rows of the training's kind after which a return to earlier steps is a restart."""
 SHARE_THAT_LASTS = 20
 MOST_LASTING = 8
 """In a long run a restart needs a step for every ``SHARE_THAT_LASTS`` rows, at most ``MOST_LASTING`` steps."""
 LASTING_OTHERWISE = 12
-"""Steps of rows with other names after which a return is a restart."""
+"""Number of steps with rows of other names after which a return to earlier steps is a restart."""
 SETTLED = 5
-"""Rows after which the usual gap between steps and the recurring names are known."""
+"""Number of rows after which the usual gap between steps and the recurring names are known."""
 LEAST_GAPS = 2
-"""Gaps after which a row may count as far ahead: a log that does jump only waits for one more row."""
+"""Number of gaps between steps after which a row may count as far ahead. A log that jumps only waits for one more
+row.
+"""
 MOST_AHEAD = 4
-"""The counter may jump by this many times the widest gap so far without a second row to confirm it."""
+"""Multiple of the widest gap so far by which the counter may jump without a second row to confirm it."""
 OFTEN = 4
 """A kind of rows belongs to the training if it has at least one row for this many rows of the main kind."""
 ALIKE = 0.5
-"""Least share of common names, 0 to 1, of two rows of one kind."""
+"""Smallest share of common names, 0 to 1, of two rows of one kind."""
 MOST_HELD = 1000
 MOST_WRITTEN = 1000
 MOST_OF_A_STEP = 64
@@ -76,7 +78,7 @@ class _Held(NamedTuple):
 
 
 class StepOrder:
-    """Takes the rows of one run in the order of the log; gives them back with their attempts, from 1.
+    """Step counter of one run: it receives rows in the order of the log and returns them with their attempts, from 1.
 
     ``ordered`` is False for tables, whose rows may come in any order.
 
@@ -90,16 +92,16 @@ class StepOrder:
         self.attempt = 1
         self.ordered = ordered
         self.returns = 0
-        """Times that the steps went back, whether it lasted or not."""
+        """Number of times that the steps went back, whether it lasted or not."""
         self.placed = 0
-        """Rows of another counter that were taken at the step at which they were printed."""
+        """Number of rows of another counter that got the step at which they were printed."""
         self._kinds: dict[frozenset[str], _Kind] = {}
         self._written: dict[tuple[str, ...], _Kind] = {}
         """The kinds by their names in the order of the row, for a faster lookup."""
         self._main: _Kind | None = None
-        """The kind of most rows."""
+        """Kind with the most rows."""
         self._sets: dict[frozenset[str], frozenset[str]] = {}
-        """Each set of names once: most steps have the same names."""
+        """Each set of names once, because most steps have the same names."""
         self._gaps = self._widest = 0
         self._held: list[_Held] = []
         self._holding = _Holding.NOTHING
@@ -115,7 +117,10 @@ class StepOrder:
         self._begun = False
 
     def take(self, row: ImportedRow, skips: Skips) -> list[Numbered]:
-        """The rows that ``row`` settles, itself among them unless it is held back."""
+        """Add ``row``, and return the rows that are decided now, with their attempts.
+
+        ``row`` itself is among them unless it is held back. Rows that are left out are counted in ``skips``.
+        """
         kind = self._written.get(tuple(row.metrics))
         if kind is None:
             kind = self._kind(row)
@@ -130,7 +135,7 @@ class StepOrder:
         return self._while_back(row, kind, skips)
 
     def _kind(self, row: ImportedRow) -> _Kind:
-        """The kind of rows with these names, in an order that was not seen before."""
+        """Return the kind of rows with these names, in an order that was not seen before."""
         names = frozenset(row.metrics)
         kind = self._kinds.setdefault(names, _Kind(names))
         if len(self._written) < MOST_WRITTEN:
@@ -138,7 +143,7 @@ class StepOrder:
         return kind
 
     def finish(self, skips: Skips) -> list[Numbered]:
-        """Return the rows still held back at the end of the log."""
+        """Return the rows that are still held back at the end of the log, with their attempts."""
         if self._holding is _Holding.BACK:
             return self._refuted_back(skips, TOO_FEW)
         if self._holding is _Holding.AHEAD and self._at >= 0:
@@ -146,7 +151,9 @@ class StepOrder:
         return self._given()
 
     def restart(self, skips: Skips) -> list[Numbered]:
-        """Begin another attempt with the next row, whatever its step: the trainer was restarted."""
+        """Begin another attempt with the next row, whatever its step, and return the rows held back: the trainer was
+        restarted.
+        """
         given = self.finish(skips)
         if self._begun:
             self.attempt += 1
@@ -184,7 +191,7 @@ class StepOrder:
         return self._emit(row, kind)
 
     def _is_of_a_slower_counter(self, step: int, kind: _Kind) -> bool:
-        """True for a row with new names that lags further than any late record: it counts rollouts, say."""
+        """Return True for a row with new names that lags further than any late record: it counts rollouts, say."""
         return kind.count >= LASTING and self._gaps >= SETTLED and self._at - step > self._widest * MOST_AHEAD
 
     def _reach(self, kind: _Kind) -> int:
@@ -235,7 +242,7 @@ class StepOrder:
         return self._given() if most or len(self._back) >= LASTING_OTHERWISE else []
 
     def _lasts(self) -> bool:
-        """True if the steps that went back go on from there."""
+        """Return True if the steps that went back continue from there."""
         many = len(self._held) >= MOST_HELD
         lasting = min(MOST_LASTING, max(LASTING, self._gaps // SHARE_THAT_LASTS))
         return many or len(self._back_alike) >= lasting or len(self._back) >= LASTING_OTHERWISE
@@ -313,7 +320,7 @@ class StepOrder:
         return [(row, self.attempt)]
 
     def _is_regular(self, kind: _Kind) -> bool:
-        """True if the names of a row are those of the training."""
+        """Return True if the names of a row are those of the training."""
         main = self._main
         if kind is main or main is None:
             return not kind.held_out
@@ -324,14 +331,14 @@ class StepOrder:
         return len(kind.names & main.names) >= ALIKE * len(kind.names | main.names)
 
     def _goes_back(self, step: int, kind: _Kind) -> bool:
-        """True for a row that repeats a metric of its step, or whose step is before the first."""
+        """Return True for a row that repeats a metric of its step, or whose step is before the first."""
         if self.ordered and self._gaps > 1 and step < self._first and kind is self._main:
             return True
         return not self._seen.get(step, frozenset()).isdisjoint(kind.names)
 
 
 def _same(metrics: Mapping[str, float], others: Mapping[str, float]) -> bool:
-    """True if both hold the same values; NaN equals NaN."""
+    """Return True if both hold the same values; NaN equals NaN."""
     return metrics.keys() == others.keys() and all(
         value == others[name] or (value != value and others[name] != others[name])  # noqa: PLR0124
         for name, value in metrics.items()
@@ -339,6 +346,6 @@ def _same(metrics: Mapping[str, float], others: Mapping[str, float]) -> bool:
 
 
 def numbered(rows: Iterable[ImportedRow], skips: Skips) -> list[Numbered]:
-    """Return all rows that count, with their attempts."""
+    """Return all ``rows`` of a run that count, with their attempts; those left out are counted in ``skips``."""
     order = StepOrder()
     return [found for row in rows for found in order.take(row, skips)] + order.finish(skips)

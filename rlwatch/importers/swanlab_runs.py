@@ -1,9 +1,10 @@
-"""Runs of SwanLab on disk: ``run-ID.swanlab`` (from 0.8 on), ``backup.swanlab`` (before) of ``swanlog/run-.../``.
+"""Reading of SwanLab runs on disk: ``run-ID.swanlab`` (from 0.8 on) or ``backup.swanlab`` (before) in
+``swanlog/run-.../``.
 
-Both are logs of LevelDB's kind, as wandb's: records of Protocol Buffers, fields by number as in SwanLab's
+Both are logs in LevelDB's format, as wandb's. Their records are Protocol Buffers, with fields by number as in SwanLab's
 ``record.proto`` and ``data.proto``, or JSON ``{"model_type": "Scalar", "data": {...}}``. A record holds one scalar;
-those that come together for one step are a row. NaN and the infinities are values of a double in the newer, and words
-in the older. "Lines" are numbers of scalars; what SwanLab measures of the machine (``__swanlab__...``) is left out.
+consecutive scalars of one step are a row. NaN and the infinities are doubles in the newer format, and words in the
+older one. "Lines" are numbers of scalars. SwanLab's measurements of the machine (``__swanlab__...``) are left out.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from rlwatch.importers.scalar_rows import ScalarRows
 _MARK = b":SWL"
 _SCALAR, _KEY, _STEP, _TIME, _VALUE = 13, 1, 2, 4, 5
 _INFINITE = "INF"
-"""Both infinities, in the older."""
+"""Word for both infinities in the older format."""
 _OF_THE_MACHINE = "__swanlab__"
 
 
 class Scalar(NamedTuple):
-    """One value of a run."""
+    """One value of a run: metric name, step, number (None if it is none), and Unix time in seconds."""
 
     name: str
     step: int
@@ -36,7 +37,7 @@ class Scalar(NamedTuple):
 
 
 class SwanLabIntake:
-    """Reads one ``.swanlab`` file."""
+    """Parser of one ``.swanlab`` file."""
 
     def __init__(self, reading: StreamReading) -> None:
         self._reading = reading
@@ -45,7 +46,7 @@ class SwanLabIntake:
         self._count = 0
 
     def feed(self, data: bytes) -> Iterator[ImportedRow]:
-        """Rows that ``data`` completes."""
+        """Yield the rows that are complete after the next bytes ``data``."""
         for frame in self._frames.feed(data):
             self._reading.recognised = True
             try:
@@ -60,11 +61,11 @@ class SwanLabIntake:
             self._frames.damage = ""
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The last row."""
+        """Yield the last row."""
         yield from self._rows.finish()
 
     def cut(self) -> Iterator[ImportedRow]:
-        """The last row."""
+        """Yield the last row of a file that was replaced."""
         yield from self.finish()
 
     def _taken(self, scalar: Scalar) -> Iterator[ImportedRow]:
@@ -101,15 +102,15 @@ def _of_json(frame: bytes) -> Scalar | None:
 
 
 class SwanLabReading(StreamReading):
-    """Reading of a ``.swanlab`` file."""
+    """Reader of a ``.swanlab`` file."""
 
     def intake(self) -> SwanLabIntake:
-        """Return the intake of one file."""
+        """Return a new parser for the bytes of one file."""
         return SwanLabIntake(self)
 
 
 class SwanLabRun(StreamImporter):
-    """A ``.swanlab`` file."""
+    """Importer of a ``.swanlab`` file, which SwanLab writes for each run."""
 
     name: ClassVar[str] = "swanlab"
     expects: ClassVar[str] = "SwanLab run file (.swanlab)"
@@ -118,10 +119,10 @@ class SwanLabRun(StreamImporter):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Return high confidence for the mark that every such file begins with."""
+        """Return a high confidence if ``head`` begins with the bytes of every ``.swanlab`` file, else 0."""
         found = head.startswith(_MARK)
         return FormatMatch(0.99 if found else 0.0, f"{'found the mark of a' if found else 'no'} {self.expects}")
 
     def reading(self, path: str) -> SwanLabReading:
-        """A fresh reading."""
+        """Return a new reader of the file at ``path``."""
         return SwanLabReading(path)

@@ -1,4 +1,4 @@
-"""Following a log while a run writes it."""
+"""Reading of a log while a trainer still writes it."""
 
 from __future__ import annotations
 
@@ -32,90 +32,91 @@ from rlwatch.records import StepRecord
 
 
 class Tail(Protocol):
-    """The records of a run as they come, from a file or a server."""
+    """Interface to the records of a run as they arrive, from a file or a server."""
 
     name: str
     behind: bool
     turned: bool
     training: int
-    """Number of the training of the last records, from 1: a directory of TensorBoard's may hold several."""
+    """Number of the training to which the last records belong, from 1, because a TensorBoard directory may hold
+    several.
+    """
 
     @property
     def format(self) -> str:
-        """The format's name; empty until it is recognised."""
+        """Return the name of the log's format; empty until it is recognised."""
         ...
 
     @property
     def source(self) -> str:
-        """The trainer, as far as is known."""
+        """Return the trainer that writes the log, as far as it is known."""
         ...
 
     @property
     def about(self) -> About:
-        """Name, project, settings and tags of the run, as far as was read."""
+        """Return name, project, settings and tags of the run, as far as they were read."""
         ...
 
     @property
     def problem(self) -> str:
-        """Reason why nothing can be read at the moment; else empty."""
+        """Return the reason why nothing can be read at the moment; empty if reading works."""
         ...
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Counts of unusable lines and values."""
+        """Return counts of unusable lines and values."""
         ...
 
     @property
     def position(self) -> Position | None:
-        """Position up to which the log was read, for a later process."""
+        """Return the position up to which the log was read, from which a later process can continue."""
         ...
 
     @property
     def read(self) -> tuple[int, int]:
-        """Amount read and total amount, in bytes."""
+        """Return how many bytes were read, and how many there are."""
         ...
 
     @property
     def modified(self) -> float:
-        """Unix time in seconds of the last change. Raises ``OSError`` if the log is gone."""
+        """Return the time of the last change, in Unix seconds. Raises ``OSError`` if the log is gone."""
         ...
 
     def poll(self, most: int | None = None) -> list[StepRecord]:
-        """The records that were completed since the last poll."""
+        """Return the records that were completed since the last poll, at most about ``most``."""
         ...
 
     def close(self) -> list[StepRecord]:
-        """Return the records still held back."""
+        """Return the records that are still held back, at the end."""
         ...
 
     def release(self) -> None:
-        """Close files for now."""
+        """Close files for now; the next poll opens them again."""
         ...
 
 
 class LogTail:
-    """The records of a log as they come.
+    """Reader of the records of a log as a trainer writes them.
 
-    All polls together with :meth:`close` give what :func:`~rlwatch.importers.read_log` gives for the finished log,
-    however the writing and the polls fell. Console output, JSON lines, CSV, TensorBoard's and wandb's files are read
-    incrementally and survive half-written ends, truncation (the next attempt begins) and rotation;
-    ``trainer_state.json``, databases and gzipped logs are read again when they change. Where a directory of
-    TensorBoard's holds another training, ``training`` goes up and records are numbered anew: they belong to another
-    run.
+    All polls together with :meth:`close` return what :func:`~rlwatch.importers.read_log` returns for the finished log,
+    whatever the times of writes and polls. Console output, JSON lines, CSV, TensorBoard's and wandb's files are read
+    incrementally and survive half-written ends, truncation (the next attempt begins) and rotation.
+    ``trainer_state.json``, databases and gzipped logs are read again when they change. If a TensorBoard directory holds
+    another training, ``training`` increases and records are numbered from 1 again, because they belong to another run.
 
     Parameters
     ----------
     path
         The log. It must exist, but may be empty or hold nothing of use yet.
     run
-        The run to read of a log that holds several.
+        The run to read from a log that holds several.
     format
         Name of the format; None recognises it by content.
     naming
         Metrics that the user assigned to unknown names.
     position, last_seq
-        Position of an earlier process, and the ``seq`` of the last record it kept. Numbers go on. Records up to that
-        one are returned again, so that a caller who keeps records must skip those it has.
+        Position of an earlier process, and the ``seq`` of the last record that it kept. Numbers continue from there.
+        Records up to that one are returned again, so that a caller who keeps records must skip those it has.
 
     Attributes
     ----------
@@ -127,7 +128,7 @@ class LogTail:
     Raises
     ------
     ImportFormatError
-        As ``read_log`` does, except for what may still be written.
+        For the reasons of ``read_log``, except for parts that may still be written.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class LogTail:
         self._follower: Follower | None = None
         self._rows: Iterator[ImportedRow] = iter(())
         self._due: list[StepRecord] = []
-        """Records of the file before the one that begins."""
+        """Records of the previous file, to be returned before those of the file that begins."""
         self._begins = False
         self._importer: Importer | None = None
         self.training = 1
@@ -172,17 +173,17 @@ class LogTail:
 
     @property
     def format(self) -> str:
-        """The format's name; empty until the log holds its mark."""
+        """Return the name of the log's format; empty until it is recognised."""
         return self._importer.name if self._importer else ""
 
     @property
     def source(self) -> str:
-        """The trainer that the format and the metrics seen so far identify; empty if unknown."""
+        """Return the trainer that the format and the metrics seen so far identify; empty if unknown."""
         return source_of(self._assembly.names, self._importer.source if self._importer else "")
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Counts of unusable lines and values since the log was last begun."""
+        """Return counts of unusable lines and values since reading of the log last began."""
         return self._follower.reading.skips.listed() if self._follower else ()
 
     @property
@@ -191,23 +192,23 @@ class LogTail:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on how the log is read."""
+        """Return notes for the user on how the log is read."""
         return (self._follower.reading.notes() if self._follower else ()) + self._assembly.notes()
 
     @property
     def about(self) -> About:
-        """Name, project, settings and tags of the run, as far as was read."""
+        """Return name, project, settings and tags of the run, as far as they were read."""
         reading = self._follower.reading if self._follower else None
         return About() if reading is None else reading.about(self.name)
 
     @property
     def problem(self) -> str:
-        """Reason why nothing can be read at the moment, as far as that may still change; else empty."""
+        """Return the reason why nothing can be read at the moment, if that may still change; else empty."""
         return self._problem if self._follower is None else self._follower.problem
 
     @property
     def position(self) -> Position | None:
-        """Position up to which the log was read, for a later process; None while nothing was read."""
+        """Return the position up to which the log was read, for a later process; None while nothing was read."""
         if self._follower is None:
             return self._position
         path, offset, mark = self._follower.place()
@@ -215,7 +216,7 @@ class LogTail:
 
     @property
     def read(self) -> tuple[int, int]:
-        """Bytes read of the file, and its size."""
+        """Return how many bytes of the file were read, and its size."""
         path, offset, _ = self._follower.place() if self._follower else (self.path, 0, "")
         try:
             return offset, max(offset, path.stat().st_size)
@@ -224,14 +225,14 @@ class LogTail:
 
     @property
     def modified(self) -> float:
-        """Time at which the file was last written to (Unix seconds). Raises ``OSError`` if it is gone."""
+        """Return the time of the last write to the file, in Unix seconds. Raises ``OSError`` if it is gone."""
         return (self._follower.place()[0] if self._follower else self.path).stat().st_mtime
 
     def poll(self, most: int | None = None) -> list[StepRecord]:
-        """Return the records that were completed since the last poll, in order; never waits.
+        """Return the records that were completed since the last poll, in order. The call never waits.
 
-        At most ``most`` of them, plus those that were held back, all from one file. ``behind`` is then True if there
-        may be more already.
+        It returns at most ``most`` records plus those that were held back, all from one file. ``behind`` is then True
+        if there may be more already.
         """
         self._recognise(final=False)
         if self._interrupted:
@@ -242,7 +243,7 @@ class LogTail:
         return records
 
     def close(self) -> list[StepRecord]:
-        """Return the records still held back for more output, and close the file."""
+        """Return the records that were held back for more output, and close the file."""
         records = self._drained(())
         self._recognise(final=True)
         if self._follower is None:
@@ -254,7 +255,7 @@ class LogTail:
         return records + self._assembly.finish(self._skips)
 
     def release(self) -> None:
-        """Close the file for now: the next poll goes on where the last ended."""
+        """Close the file for now; the next poll continues where the last one ended."""
         if self._follower is not None and not self.behind:
             self._follower.release()
 

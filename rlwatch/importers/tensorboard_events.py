@@ -1,13 +1,14 @@
-"""TensorBoard's event files: scalars of ``SummaryWriter``, of Hugging Face's, verl's and OpenRLHF's loggers.
+"""Reading of TensorBoard's event files: scalars of ``SummaryWriter`` and of the loggers of Hugging Face, verl and
+OpenRLHF.
 
 An event holds one scalar, so consecutive events of one step are a row. A row ends where the next step begins, and after
-the first value that is not finite, so that an alarm need not wait for the next step. Values have the precision they
-were written with (``float`` mostly). Lines are numbers of events.
+the first value that is not finite, so that an alarm need not wait for the next step. Values have the precision with
+which they were written (``float`` mostly). Lines are numbers of events.
 
-A directory holds one file for each start of a trainer, in order of their names, which begin with the time. A file that
-goes on where an earlier one had been (a checkpoint was loaded) belongs to the same run, and so does a file of other
-metrics (a second writer). A file that begins at the first steps again, with metrics that the run has, is **another
-training**: a run of its own, called ``<directory>#2``, and so on.
+A directory holds one file for each start of a trainer, in the order of their names, which begin with the time. A file
+that continues where an earlier one had been (a checkpoint was loaded) belongs to the same run, and so does a file of
+other metrics (a second writer). A file that begins at the first steps again, with metrics that the run has, is
+**another training**: a run called ``<directory>#2``, and so on.
 
 Fields by number as in tensorboard/compat/proto: event.proto, summary.proto, tensor.proto.
 """
@@ -29,21 +30,23 @@ from rlwatch.importers.scalar_rows import ScalarRows
 SCALARS = "scalars"
 _VERSION = b"brain.Event:"
 _TENSORS = {1: "<f", 2: "<d", 3: "<i", 9: "<q", 19: "<e"}
-"""DataType of a tensor -> how one element is packed."""
+"""DataType of a tensor -> format of one packed element."""
 
 
 def is_event_file(path: Path) -> bool:
-    """True if the name is that of an event file, not of a file of the profiler, which holds no scalar."""
+    """Return True if ``path`` has the name of an event file, and is not a file of the profiler, which holds no
+    scalar.
+    """
     return "tfevents" in path.name and not path.name.endswith(".profile-empty")
 
 
 def event_files(directory: Path) -> list[Path]:
-    """The event files in ``directory``, in order of their names."""
+    """Return the event files in ``directory``, in the order of their names."""
     return sorted(path for path in directory.iterdir() if is_event_file(path) and path.is_file())
 
 
 class EventIntake:
-    """Reads one event file."""
+    """Parser of one TensorBoard event file."""
 
     def __init__(self, reading: LogReading) -> None:
         self._reading = reading
@@ -53,7 +56,7 @@ class EventIntake:
         self._rows = ScalarRows()
 
     def feed(self, data: bytes) -> Iterator[ImportedRow]:
-        """Rows of the steps that ``data`` completes."""
+        """Yield the rows of the steps that are complete after the next bytes ``data``."""
         for frame in self._frames.feed(data):
             self._count += 1
             try:
@@ -68,7 +71,7 @@ class EventIntake:
             self._frames.damage = ""
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The row of the last step."""
+        """Yield the row of the last step."""
         yield from self._rows.finish()
 
     def cut(self) -> Iterator[ImportedRow]:
@@ -141,24 +144,29 @@ def _tensor(tensor: bytes) -> float | None:
 
 
 class Training:
-    """One training of a directory: the steps and metrics of its files so far."""
+    """The first step and the metric names of one training in a directory, from the event files read so far."""
 
     def __init__(self) -> None:
         self.first: int | None = None
         self.names: set[str] = set()
 
     def is_another(self, row: ImportedRow) -> bool:
-        """True if a file whose first row is ``row`` repeats steps of this training."""
+        """Return True if an event file whose first row is ``row`` repeats steps of this training, and so begins another
+        one.
+        """
         return self.first is not None and row.step <= self.first and not self.names.isdisjoint(row.metrics)
 
     def add(self, row: ImportedRow) -> None:
-        """Take a row in."""
+        """Add the step and the metric names of ``row`` to this training."""
         self.first = row.step if self.first is None else min(self.first, row.step)
         self.names.update(row.metrics)
 
 
 def trainings_until(directory: Path, file: str) -> tuple[int, Training]:
-    """Return the number of the training that ``file`` belongs to, and that training, from the first rows of files."""
+    """Return the number of the training to which the event file ``file`` belongs, and that training.
+
+    Only the first row of each file in ``directory`` is read.
+    """
     training, number = Training(), 1
     for path in event_files(directory):
         if path.name > file:
@@ -172,7 +180,7 @@ def trainings_until(directory: Path, file: str) -> tuple[int, Training]:
 
 
 def called(name: str, number: int) -> str:
-    """Name of the run of a directory's training of that number.
+    """Return the name of the run for the ``number``-th training of the directory ``name``.
 
     >>> called("seed3", 1), called("seed3", 2)
     ('seed3', 'seed3#2')
@@ -181,18 +189,20 @@ def called(name: str, number: int) -> str:
 
 
 class EventReading(StreamReading):
-    """Reading of an event file, or of a directory of them."""
+    """Reader of one event file, or of a directory of event files."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._trainings = self._empty = 0
 
     def intake(self) -> EventIntake:
-        """Return the intake of one file."""
+        """Return a new parser for the bytes of one file."""
         return EventIntake(self)
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Every row of the file, or of all files of the directory, one after another, with the training it is of."""
+        """Yield every row of the file, or of all event files of the directory one after another, with the name of its
+        training.
+        """
         if not path.is_dir():
             yield from super().rows(path)
             return
@@ -213,14 +223,14 @@ class EventReading(StreamReading):
                 yield replace(row, run=name) if name else row
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the number of trainings, and of files without scalars."""
+        """Return notes for the user on the number of trainings, and on files without scalars."""
         several = f"the event files of this directory are of {self._trainings} trainings, read as a run each"
         empty = f"{self._empty} event file{'s' if self._empty > 1 else ''} without a scalar"
         return tuple(note for note, of_use in ((several, self._trainings > 1), (empty, self._empty)) if of_use)
 
 
 class TensorBoardEvents(StreamImporter):
-    """An event file, or a directory of them."""
+    """Importer of a TensorBoard event file, or of a directory of event files."""
 
     name: ClassVar[str] = "tensorboard"
     expects: ClassVar[str] = "TensorBoard event file (events.out.tfevents...)"
@@ -229,7 +239,9 @@ class TensorBoardEvents(StreamImporter):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return high confidence for the version that every event file begins with, and for its usual name."""
+        """Return a high confidence for the version with which every event file begins, and for the usual name of such a
+        file.
+        """
         if _VERSION in head[:64]:
             return FormatMatch(0.99, "found the version of an event file")
         if is_event_file(path):
@@ -237,5 +249,5 @@ class TensorBoardEvents(StreamImporter):
         return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> EventReading:
-        """A fresh reading."""
+        """Return a new reader of the file or directory ``path``."""
         return EventReading(path)

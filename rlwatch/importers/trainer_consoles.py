@@ -1,4 +1,4 @@
-"""Console lines of trainers that print a step at once: Megatron, OpenRLHF, ROLL and slime."""
+"""Reading of console output with a whole step on a line: Megatron, OpenRLHF, ROLL and slime."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MEGATRON_LINE = re.compile(r"(?:^|[\s\]])iteration {1,20}(?P<n>\d{1,15})/ {0,20
 
 
 class MegatronConsoleParser(LineParser):
-    """Parser of lines that each hold their step."""
+    """Parser of Megatron's console lines, each of which holds its step and metrics."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row of one line."""
+        """Yield the row in the line ``segment``, if there is one."""
         text = without_prefix(segment.text)
         match = _MEGATRON_LINE.search(text)
         if match is None:
@@ -41,7 +41,7 @@ class MegatronConsoleParser(LineParser):
 
 
 class MegatronConsole(LineImporter):
-    """Console output of Megatron-LM."""
+    """Importer of the console output of Megatron-LM and trainers built on it."""
 
     name: ClassVar[str] = "megatron-console"
     expects: ClassVar[str] = "line 'iteration N/ M | name: value | ...'"
@@ -60,10 +60,10 @@ _OPENRLHF_LINE = re.compile(r"Global step (\S+): *(?=\{)")
 
 
 class OpenRlhfConsoleParser(LineParser):
-    """Parser of lines that each hold their step."""
+    """Parser of OpenRLHF's console lines, each of which holds its step and a dict of metrics."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row of one line."""
+        """Yield the row in the line ``segment``, if there is one."""
         match = _OPENRLHF_LINE.search(segment.text)
         if match is None:
             return
@@ -80,7 +80,7 @@ class OpenRlhfConsoleParser(LineParser):
 
 
 class OpenRlhfConsole(LineImporter):
-    """Console output of OpenRLHF."""
+    """Importer of the console output of OpenRLHF."""
 
     name: ClassVar[str] = "openrlhf-console"
     expects: ClassVar[str] = "line 'Global step N: {...}'"
@@ -101,14 +101,14 @@ _METRICS = re.compile(r"\{\"[\w@.-]+/[^\"]{1,200}\": (?:-?\d|NaN|-?Infinity|null
 
 
 class RollConsoleParser(LineParser):
-    """Parser that holds a row until the line with its step."""
+    """Parser of ROLL's console output, which holds metrics back until the line with their step."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._held: tuple[dict[str, float], int] | None = None
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """Yield the row whose step ``segment`` holds."""
+        """Yield the metrics held back if the line ``segment`` holds their step."""
         step = _STEP.search(segment.text)
         if step is not None and self._held is not None:
             (metrics, line), self._held = self._held, None
@@ -122,7 +122,7 @@ class RollConsoleParser(LineParser):
 
 
 class RollConsole(LineImporter):
-    """Console output of ROLL."""
+    """Importer of the console output of ROLL."""
 
     name: ClassVar[str] = "roll-console"
     expects: ClassVar[str] = "JSON of metrics, then 'pipeline step N finished'"
@@ -144,10 +144,10 @@ _COUNTERS = frozenset({"rollout/step", "train/step", "eval/step"})
 
 
 class SlimeConsoleParser(LineParser):
-    """Parser of lines that each hold their step."""
+    """Parser of slime's console lines, each of which holds its step and a dict of metrics."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row of one line."""
+        """Yield the row in the line ``segment``, if there is one."""
         match = _SLIME_LINE.search(segment.text)
         if match is None:
             return
@@ -159,12 +159,12 @@ class SlimeConsoleParser(LineParser):
             yield ImportedRow(step_of(match.group(1)), metrics_of(items, self.skips, segment.line), segment.line)
 
     def notes(self) -> tuple[str, ...]:
-        """Counters that the steps are."""
+        """Return a note for the user that rollouts and updates of the same number are read as one step."""
         return ("a rollout and an update of the same number are read as one step",) if self.recognised else ()
 
 
 class SlimeConsole(LineImporter):
-    """Console output of slime."""
+    """Importer of the console output of slime."""
 
     name: ClassVar[str] = "slime-console"
     expects: ClassVar[str] = "line 'rollout N: {...}' or 'step N: {...}'"

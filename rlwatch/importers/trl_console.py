@@ -1,16 +1,17 @@
-"""Console output of HF's Trainer, and so of TRL: ``{'loss': 0.01, 'grad_norm': 2.6, ..., 'epoch': 0.1}``.
+"""Reading of the console output of HF's Trainer, and so of TRL: ``{'loss': 0.01, 'grad_norm': 2.6, ..., 'epoch':
+0.1}``.
 
-Values come as floats or, since transformers 5, as strings of 4 digits. Rows are glued to progress bars, lose their
-leading brace when copied, and the last may be cut off (then its last value is left out). ``nan`` and ``inf`` are
-read as such. ``None`` is TRL's mean of nothing but NaN and reads as NaN; in a row without an epoch, which no HF trainer
-printed, it may mean "not measured" (:mod:`~rlwatch.importers.own_rows`). Rows of ms-swift hold their step
-(``'global_step/max_steps': '5/3766'``). Most other rows do not: see :mod:`~rlwatch.importers.console`.
+Values are floats or, since transformers 5, strings of 4 digits. Rows are joined to progress bars, lose their leading
+brace when copied, and the last may be cut off (then its last value is left out). ``nan`` and ``inf`` are values.
+``None`` is TRL's mean of only NaN and reads as NaN. In a row without an epoch, which no HF trainer printed, it may mean
+"not measured" (:mod:`~rlwatch.importers.own_rows`). Rows of ms-swift hold their step (``'global_step/max_steps':
+'5/3766'``). Most other rows do not: see :mod:`~rlwatch.importers.console`.
 
-A row that a terminal or a document wrapped is joined, as long as each line goes on where the one before was cut off.
+A row that a terminal or a document wrapped is joined, as long as each line continues where the one before was cut off.
 
-Identical rows that several ranks print count once (:mod:`~rlwatch.importers.trl_console`).
+Identical rows that several ranks print count once.
 
-If ``epoch`` falls, or rows follow the trainer's summary, the training was restarted, and its steps begin anew.
+If ``epoch`` falls, or rows follow the trainer's summary, the training was restarted, and its steps begin again.
 """
 
 from __future__ import annotations
@@ -39,18 +40,20 @@ from rlwatch.metrics import known
 
 T = TypeVar("T")
 MOST_RANKS = 16
-"""Equal rows at the beginning after which no more are held back."""
+"""Number of equal rows at the beginning after which no more are held back."""
 _NO_MEASUREMENTS = frozenset({"epoch", "learning_rate", "lr", "num_tokens"})
 """Fields that change, rounded, even in a training in which no measurement changes."""
 
 
 class Copies(Generic[T]):
-    """Takes printed rows and other output in order; returns them without the copies.
+    """Filter that removes rows which several ranks print identically.
+
+    It receives rows and other output in order.
 
     Parameters
     ----------
     left_out
-        Called with each copy.
+        Called with each copy that is removed.
     """
 
     def __init__(self, left_out: Callable[[T], object]) -> None:
@@ -64,14 +67,14 @@ class Copies(Generic[T]):
         """Held output, each with True if it is a copy in case several ranks print."""
 
     def other(self, thing: T) -> list[T]:
-        """Take output that is no row; return what can be read now."""
+        """Add output that is no row; return the output that can be read now."""
         if not self._held:
             return [thing]
         self._held.append((False, thing))
         return []
 
     def row(self, items: Mapping[str, str], thing: T) -> list[T]:
-        """Take a row with its ``items``; return what can be read now."""
+        """Add a row ``thing`` with its ``items``; return the output that can be read now."""
         again = items == self._row
         before, self._row = self._row, items
         if self._times:
@@ -111,7 +114,7 @@ class Copies(Generic[T]):
 
 
 def _differs(row: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """True if a measurement differs."""
+    """Return True if a measurement differs."""
     return any(row.get(name) != value for name, value in other.items() if name not in _NO_MEASUREMENTS)
 
 
@@ -128,15 +131,17 @@ _STEP_NAMED = frozenset(_STEP_FIELDS)
 _CODE = re.compile(r"(?:\breturn|[=(,\[])\s*\{?\s*$")
 """Text before a dict in source code."""
 NEAR = 80
-"""Characters before a dict that are searched for ``_CODE``: a line may hold a thousand dicts."""
+"""Number of characters before a dict that are searched for ``_CODE``, because a line may hold a thousand dicts."""
 LEAST_ROWS = 3
-"""Different rows without step and epoch after which dicts count as a trainer's."""
+"""Number of different rows without step and epoch after which dicts count as a trainer's rows."""
 LONGEST_ROW = 100_000
-"""Characters of a row that is put together from wrapped lines."""
+"""Largest number of characters in a row that is joined from wrapped lines."""
 
 
 class TrlConsoleParser(LineParser):
-    """Takes rows and bars in the order they were printed."""
+    """Parser of HF's and TRL's console output, which receives rows and progress bars in the order in which they were
+    printed.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -149,13 +154,13 @@ class TrlConsoleParser(LineParser):
         self._rows = 0
         """Number of rows with a step or an epoch."""
         self._different: set[tuple[str, ...]] = set()
-        """Values of the rows without either."""
+        """Values of the rows without step and epoch."""
         self._copies: Copies[tuple[Bar | DictRow, Bar | None, int]] = Copies(lambda row: self.skips.add(COPY, row[2]))
         self._held: tuple[str, DictRow, Bar | None, int] | None = None
         """A row that was cut off, with its text: the next line may continue it."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """Rows whose step ``segment`` settles."""
+        """Yield the rows whose step is known after the line ``segment``."""
         text = segment.text
         if "logging_steps" in text and self._clock.pace is None and (match := _PACE.search(text)):
             self._clock.pace = int(match.group(1)) or None
@@ -199,7 +204,7 @@ class TrlConsoleParser(LineParser):
                 yield from self._dict(thing, bar, line)
 
     def _found(self, text: str) -> list[Bar | DictRow]:
-        """The trainer's bars and rows in ``text``, left to right."""
+        """Return the trainer's bars and rows in ``text``, left to right."""
         found: list[Bar | DictRow] = [bar for bar in bars(text) if bar.may_count_steps] if "%|" in text else []
         if ("'" in text or '"' in text) and ":" in text and not _OPENRLHF.search(text):
             rows = (row for row in dict_rows(text) if not _CODE.search(text[max(row.start - NEAR, 0) : row.start]))
@@ -232,7 +237,7 @@ class TrlConsoleParser(LineParser):
         yield from self._settled(self._clock.row((metrics, line), trains=trains, bar_before=bar_before))
 
     def _is_usual(self, items: Mapping[str, str]) -> bool:
-        """True if the trainer printed the dict; if any row has an epoch, all rows of HF's trainer have one."""
+        """Return True if the trainer printed the dict; if any row has an epoch, all rows of HF's trainer have one."""
         if "epoch" in items or SUMMARY in items or not _STEP_NAMED.isdisjoint(items):
             self.recognised = True
             self._rows += 1
@@ -281,7 +286,7 @@ class TrlConsoleParser(LineParser):
             yield ImportedRow(step, metrics, line)
 
     def notes(self) -> tuple[str, ...]:
-        """Source of the steps."""
+        """Return a note for the user on where the steps of the rows came from."""
         pace = self._clock.pace or 1
         if self._clock.counted:
             numbers = f"{pace}, {2 * pace}, {3 * pace}..."
@@ -293,13 +298,13 @@ class TrlConsoleParser(LineParser):
 
 
 def _goes_on(held: str, row: DictRow, text: str) -> bool:
-    """True if ``text`` continues ``row``, which was cut off at the end of ``held``."""
+    """Return True if ``text`` continues ``row``, which was cut off at the end of ``held``."""
     joined = dict_rows(held + text)
     return bool(joined) and joined[0].start == 0 and len(joined[0].items) > len(row.items)
 
 
 def _is_trainers(items: Mapping[str, str]) -> bool:
-    """True if a printed dict is a row of metrics, not settings or a reward function's debug output."""
+    """Return True if a printed dict is a row of metrics, not settings or a reward function's debug output."""
     numeric = [name for name, text in items.items() if number(text) is not None or text in {"None", "null"}]
     if SUMMARY in items:
         return True
@@ -310,12 +315,12 @@ def _is_trainers(items: Mapping[str, str]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _are_metrics(names: tuple[str, ...]) -> bool:
-    """True if any name is that of a known metric, not of a setting."""
+    """Return True if any name is that of a known metric, not of a setting."""
     return bool(known(name.removeprefix(_EVAL) for name in names) - _SETTINGS)
 
 
 class TrlConsole(LineImporter):
-    """Console output of TRL and other trainers built on HF's."""
+    """Importer of the console output of TRL and other trainers built on HF's Trainer."""
 
     name: ClassVar[str] = "trl-console"
     expects: ClassVar[str] = "row {'loss': ..., 'epoch': ...} of HF's Trainer"

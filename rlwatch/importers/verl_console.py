@@ -1,9 +1,9 @@
-"""verl's console logger: ``step:12 - actor/entropy:0.31 - actor/grad_norm:np.float64(0.6) - ...``.
+"""Reading of verl's console output: ``step:12 - actor/entropy:0.31 - actor/grad_norm:np.float64(0.6) - ...``.
 
-Under Ray each line comes after a coloured ``(TaskRunner pid=123)``, between progress bars, and may be glued to
-one. numpy 2 prints ``np.float64(...)``. Non-finite values are printed as ``nan``, ``inf``, ``-inf``: they are read
-as such. Lines wrapped by a terminal or a document (`` - ``, or the middle of a name, at the start of the
-next line) are joined: the rest becomes a further record of the same step, so that no line waits for the next one.
+Under Ray each line comes after a coloured ``(TaskRunner pid=123)``, between progress bars, and may be joined to one.
+numpy 2 prints ``np.float64(...)``. Non-finite values are printed as ``nan``, ``inf``, ``-inf``, and are read as such.
+Lines wrapped by a terminal or a document (`` - ``, or the middle of a name, at the start of the next line) are joined.
+The second part becomes a further row of the same step, so that no line waits for the next one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ _STEP = re.compile(r"(?<![\w/@.-])step:(\S{1,40}) -(?= |$)")
 _PAIR = re.compile(rf"(.+?):(?:[A-Za-z_][\w.]*\(\s*)?({NUMBER})\s*(?:,[^()]*)?\)?(?=$|[\s(\[])")
 _BETWEEN = " - "
 _WITHIN = 2 * LONGEST_NAME
-"""Characters within which a pair must end: the search for its end looks at each colon."""
+"""Number of characters within which a pair must end, because the search for its end tries each colon."""
 
 
 def pair_of(piece: str) -> tuple[str, float] | None:
-    """Split ``name:value``; return None if the value is no number. Output glued behind the number is dropped."""
+    """Return name and value of the text ``name:value``; None if the value is no number. Output after the number is
+    dropped.
+    """
     piece = piece.strip()
     match = _PAIR.match(piece[:_WITHIN])
     if match and match.end() == _WITHIN < len(piece):
@@ -33,7 +35,9 @@ def pair_of(piece: str) -> tuple[str, float] | None:
 
 
 class VerlConsoleParser(LineParser):
-    """Keeps the step of the line it is in, so that a wrapped line can be continued."""
+    """Parser of verl's console output, which keeps the step of the current line, so that a wrapped line can be
+    continued.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -42,7 +46,9 @@ class VerlConsoleParser(LineParser):
         self._line = 0
 
     def feed(self, segment: TextLine) -> list[ImportedRow]:
-        """Rows of every ``step:N -`` in ``segment``, or of the continuation of the last one."""
+        """Return a row for every ``step:N -`` in the line ``segment``, or the row in the continuation of the last
+        one.
+        """
         if self._step is None and "step:" not in segment.text:
             return []
         text = without_prefix(segment.text)
@@ -56,7 +62,7 @@ class VerlConsoleParser(LineParser):
         return rows
 
     def finish(self) -> list[ImportedRow]:
-        """Count a name that is cut off at the end; no row is held back."""
+        """Count a name that is cut off at the end; return no row, because none is held back."""
         self._close()
         return []
 
@@ -110,10 +116,10 @@ def _pieces(body: str) -> list[str]:
 
 
 def _continues(pieces: list[str], *, dashed: bool, open_end: bool) -> bool:
-    """True if a line is the rest of a wrapped one: all its pieces but the last must be pairs.
+    """Return True if a line is the rest of a wrapped one: all its pieces but the last must be pairs.
 
-    Without a dash at the seam either the seam must complete a pair, or another pair must follow: a bare number
-    printed by something else must not lengthen the last value.
+    Without a dash at the break either the break must complete a pair, or another pair must follow: a bare number
+    printed by other code must not lengthen the last value.
     """
     firm = [pair_of(piece) is not None for piece in pieces if piece]
     if not firm or not all(firm[:-1]):
@@ -122,7 +128,7 @@ def _continues(pieces: list[str], *, dashed: bool, open_end: bool) -> bool:
 
 
 class VerlConsole(LineImporter):
-    """Console output of a verl trainer."""
+    """Importer of the console output of a verl trainer."""
 
     name: ClassVar[str] = "verl-console"
     expects: ClassVar[str] = "line 'step:N - name:value - ...'"

@@ -1,4 +1,4 @@
-"""Runs of wandb: the ``.wandb`` file of one, and one on a server; the same rules for the step of a row."""
+"""Reading of wandb runs from a ``.wandb`` file or from a server, with the same rules for the step of a row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlwatch.importers.naming import NONE, Naming
 from rlwatch.records import JSON, StepRecord
 
 TRAINERS = ("train/global_step", "trainer/global_step", "training/global_step")
-"""Hugging Face, TRL and OpenRLHF; Lightning; verl."""
+"""Step fields of Hugging Face, TRL and OpenRLHF, of Lightning, and of verl."""
 HUGGING_FACE = TRAINERS[0]
 PLAIN = "global_step"
 OWN = "_step"
@@ -41,7 +41,7 @@ MOST_AXES = 50
 
 
 class WandbSteps:
-    """Turns the rows of one wandb run into rows with steps.
+    """Assignment of steps to the rows of one wandb run.
 
     The step of a row comes from the first of these that exists: the trainer's own field, an axis that ``define_metric``
     declared, ``global_step``, the last row with one of the first two, wandb's ``_step``.
@@ -53,12 +53,12 @@ class WandbSteps:
         self._last: int | None = None
 
     def define(self, axis: str) -> None:
-        """Add an axis that the user declared."""
+        """Add ``axis``, a step axis that the user declared by ``define_metric``."""
         if axis not in (*self._axes, OWN, PLAIN, "") and len(self._axes) < MOST_AXES:
             self._axes.append(axis)
 
     def row(self, items: Mapping[str, object], number: int) -> ImportedRow | None:
-        """Return the row, or None if it holds no number; ``number`` counts rows."""
+        """Return the row with its step, or None if it holds no number or no step; ``number`` counts the run's rows."""
         step = self._step(items, number)
         metrics = {
             name: value
@@ -121,7 +121,7 @@ _NO_NUMBER = object()
 
 
 class WandbIntake:
-    """Reads one ``.wandb`` file.
+    """Parser of one ``.wandb`` file.
 
     wandb's measurements of the machine have no step: the next row gets the last of them.
     """
@@ -134,7 +134,7 @@ class WandbIntake:
         self._count = 0
 
     def feed(self, data: bytes) -> Iterator[ImportedRow]:
-        """Rows that ``data`` completes."""
+        """Yield the rows that are complete after the next bytes ``data``."""
         for frame in self._frames.feed(data):
             self._reading.recognised = True
             try:
@@ -149,11 +149,11 @@ class WandbIntake:
             self._frames.damage = ""
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Yield nothing: no row is held back."""
+        """Yield nothing, because no row is held back."""
         return iter(())
 
     def cut(self) -> Iterator[ImportedRow]:
-        """Yield nothing: no row is held back."""
+        """Yield nothing, because no row is held back."""
         return iter(())
 
     def _record(self, frame: bytes) -> ImportedRow | None:
@@ -256,7 +256,7 @@ def _json(text: str) -> object:
 
 
 class WandbReading(StreamReading):
-    """Reading of a ``.wandb`` file.
+    """Reader of a ``.wandb`` file.
 
     Attributes
     ----------
@@ -275,12 +275,12 @@ class WandbReading(StreamReading):
         self.words: dict[str, str] = {}
 
     def config(self) -> Mapping[str, JSON]:
-        """Return the last configuration of the run, without wandb's own entries."""
+        """Return the last configuration of the run, with group, job type and notes, and without wandb's own entries."""
         extra = {f"wandb/{word}": self.words[word] for word in ("group", "job_type", "notes") if self.words.get(word)}
         return {name: value for name, value in self.settings.items() if name != "_wandb"} | extra
 
     def called(self) -> tuple[str, str]:
-        """The run's name and project."""
+        """Return the run's name and project."""
         return self.words.get("name", ""), self.words.get("project", "")
 
     def tags(self) -> tuple[str, ...]:
@@ -288,12 +288,12 @@ class WandbReading(StreamReading):
         return tuple(self.labels)
 
     def intake(self) -> WandbIntake:
-        """Return the intake of one file."""
+        """Return a new parser for the bytes of one file."""
         return WandbIntake(self)
 
 
 class WandbOffline(StreamImporter):
-    """A ``.wandb`` file."""
+    """Importer of a ``.wandb`` file, which wandb writes for each run."""
 
     name: ClassVar[str] = "wandb"
     expects: ClassVar[str] = "wandb run file (run-ID.wandb)"
@@ -302,20 +302,20 @@ class WandbOffline(StreamImporter):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Return high confidence for the mark that every such file begins with."""
+        """Return a high confidence if ``head`` begins with the bytes of every ``.wandb`` file, else 0."""
         if head.startswith(WANDB):
             return FormatMatch(0.99, "found the mark of a wandb file")
         return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> WandbReading:
-        """A fresh reading."""
+        """Return a new reader of the file at ``path``."""
         return WandbReading(path)
 
 
 # A run on a wandb server, polled through wandb's public API; needs wandb, and a key of its user.
 #
-# ``scan_history`` gives every row exactly (``history`` would sample). wandb sends no notice of new rows, so it is
-# polled now and then.
+# ``scan_history`` returns every row exactly (``history`` would sample). wandb sends no notice of new rows, so the
+# server is polled at intervals.
 
 T = TypeVar("T")
 
@@ -325,7 +325,7 @@ _ADDRESS = re.compile(r"(?:wandb://|https?://[^/]+/)([^/\s]+)/([^/\s]+)/(?:runs/
 
 
 def wandb_run(address: str) -> str | None:
-    """Return ``entity/project/run`` of an address of wandb; None if it is no such address.
+    """Return ``entity/project/run`` from an address of a wandb run; None if ``address`` is no such address.
 
     >>> wandb_run("https://wandb.ai/me/math-rl/runs/1jfgog54?nw=x"), wandb_run("wandb://me/math-rl/1jfgog54")
     ('me/math-rl/1jfgog54', 'me/math-rl/1jfgog54')
@@ -335,21 +335,24 @@ def wandb_run(address: str) -> str | None:
 
 
 class WandbTail:
-    """The records of a run on a server as they come; used as :class:`~rlwatch.importers.LogTail` is.
+    """Reader of the records of a run on a wandb server as they arrive, with the interface of
+    :class:`~rlwatch.importers.LogTail`.
 
     Parameters
     ----------
     run
         ``entity/project/run``.
     api
-        Gives a ``wandb.Api``; that of the installed wandb by default.
+        Returns a ``wandb.Api``; by default that of the installed wandb.
+    clock
+        Clock for the time between requests; by default the system's.
     naming
         Metrics that the user assigned to unknown names.
 
     Raises
     ------
     ImportFormatError
-        If wandb is not installed or has no key. ``problem`` holds errors of the network.
+        If wandb is not installed or has no key. Errors of the network are reported in ``problem``.
     """
 
     def __init__(
@@ -377,31 +380,31 @@ class WandbTail:
 
     @property
     def source(self) -> str:
-        """The trainer that the metric names identify; empty if unknown."""
+        """Return the trainer that the metric names identify; empty if unknown."""
         return source_of(self._assembly.names)
 
     @property
     def about(self) -> About:
-        """The project, which the address holds."""
+        """Return the project, which the run's address contains."""
         return About(project=self.run.split("/")[1])
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Counts of unusable values."""
+        """Return counts of unusable values."""
         return self._skips.listed()
 
     @property
     def position(self) -> Position | None:
-        """None: every row is requested again, and the store skips those it has."""
+        """Return None: every row is requested again, and the store skips those it has."""
         return None
 
     @property
     def read(self) -> tuple[int, int]:
-        """Zeros: the amount is unknown."""
+        """Return (0, 0), because the amount of data is unknown."""
         return 0, 0
 
     def poll(self, most: int | None = None) -> list[StepRecord]:
-        """Return the records of new rows; sends a request at most every 30 s."""
+        """Return the records of new rows, at most about ``most``. Sends a request at most every 30 s."""
         records: list[StepRecord] = []
         if self._rows is None and self._clock.monotonic() < self._ask_at:
             return records
@@ -420,7 +423,7 @@ class WandbTail:
         return self._assembly.finish(self._skips)
 
     def release(self) -> None:
-        """Do nothing: no connection stays open."""
+        """Do nothing, because no connection stays open."""
 
     def _read_into(self, records: list[StepRecord], most: int | None) -> None:
         self._rows = self._rows or self._new_rows()
