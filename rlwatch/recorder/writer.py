@@ -21,8 +21,8 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,6 +100,174 @@ def _done(call: Callable[..., object], *args: object) -> bool:
     return True
 
 
+class RecordStamps:
+    """Completes what was logged to records: ``seq``, attempt, rank, counters, other metrics, layer statistics.
+
+    Parameters
+    ----------
+    attempt, rank, last_seq
+        Stamped onto records; ``seq`` continues from ``last_seq``.
+    other_metrics
+        Returns other metrics known by now; the record's own go before them.
+    guard
+        Calls a function and catches its exception.
+    """
+
+    def __init__(
+        self,
+        attempt: int,
+        rank: int,
+        last_seq: int,
+        *,
+        counters: Counters,
+        other_metrics: Callable[[], Mapping[str, float]] | None,
+        guard: Callable[..., bool],
+    ) -> None:
+        self.attempt = attempt
+        self.rank = rank
+        self.seq = last_seq
+        self._counters = counters
+        self._other_metrics = other_metrics
+        self._guard = guard
+        self._reported: dict[str, int] = {}
+        self._layers: DerivedLayers | None = None
+
+    def stamp(self, item: Item, batch: list[Item]) -> None:
+        """Add the completed item to ``batch``."""
+        if isinstance(item, SpikeBatch | CompletionBatch):
+            batch.append(replace(item, attempt=self.attempt, rank=self.rank or item.rank))
+            return
+        if not isinstance(item, StepRecord):
+            self.seq += 1
+            batch.append(replace(item, attempt=self.attempt, seq=self.seq))
+            return
+        metrics = dict(item.metrics)
+        self._report(metrics)
+        if self._other_metrics is not None:
+            metrics = {**self._other_metrics(), **metrics}
+        self._guard(self._derive, item.step, metrics)
+        self.seq += 1
+        batch.append(StepRecord(item.step, metrics, item.ts, self.attempt, self.rank, self.seq))
+
+    def _derive(self, step: int, metrics: dict[str, float]) -> None:
+        if self._layers is None:
+            from rlwatch.layers import DerivedLayers  # every metric's name: loaded here, not where a run begins
+
+            self._layers = DerivedLayers()
+        self._layers.add(step, metrics)
+
+    def _report(self, metrics: dict[str, float]) -> None:
+        """Add counters that changed since the last record."""
+        counts = self._counters.snapshot()
+        for name in _REPORTED if counts else ():
+            count = counts.get(name, 0)
+            if count != self._reported.get(name, 0):
+                self._reported[name] = count
+                metrics[f"rlwatch/{name}"] = float(count)
+
+
+def has_layers(names: tuple[str, ...]) -> bool:
+    """Return True if any of the metrics is the norm of a layer."""
+    from rlwatch.layers import layer_norms
+
+    return bool(layer_norms(dict.fromkeys(names, 1.0)))
+
+
+class SpilledItems:
+    """Items that only the journal holds because the queue was full: read back in order, each once.
+
+    ``reread`` holds the numbers of those that were read back, ``ahead`` those that were read and not yet taken.
+    ``calm`` counts rounds since the queue last overflowed; ``refusals`` is the journal's count when it last made room.
+    """
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self.reread: set[int] = set()
+        self.ahead: deque[tuple[int, Item]] = deque()
+        self.calm = 0
+        self.refusals = 0
+        self._given_up: list[int] = []
+
+    def next(self, batch: Sequence[int], waiting: Sequence[int], most: int) -> list[tuple[int, Item]]:
+        """Return up to ``most`` further items, without those of this ``batch`` and those ``waiting`` to be stored.
+
+        Each read of a file starts at its first row, so it reads many rounds ahead.
+        """
+        journal = self._intake.journal
+        if not self.ahead and journal is not None:
+            self.ahead.extend(journal.missing(self.reread.union(batch, waiting), READ_AHEAD))
+        return [self.ahead.popleft() for _ in range(min(most, len(self.ahead)))]
+
+    def forget_when_calm(self) -> None:
+        """Forget which items were read back, once no thread can be about to queue one of them."""
+        if self.reread and self.calm < CALM_ROUNDS:
+            self.calm += 1
+        else:
+            self.reread.clear()
+
+    def given_up(self, numbers: Iterable[int]) -> None:
+        """Note items that were removed from the journal to make room."""
+        self._given_up = sorted({*self._given_up, *numbers})
+
+    def with_given_up(self, numbers: list[int]) -> list[int]:
+        """Return the numbers to settle with a batch: its own, and before them those given up whose turn has come."""
+        if not numbers or not self._given_up:
+            return numbers
+        passed = bisect_left(self._given_up, max(numbers))
+        due, self._given_up = self._given_up[:passed], self._given_up[passed:]
+        return [*due, *numbers]
+
+
+class FoundItems:
+    """Findings and forecasts of the judge, and how far it came, on their way to the store in the writer's thread."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Sequence[Storable] | tuple[int, Checkpoint | None]] = deque()
+        self._numbers = itertools.count(1)
+        self.stored = 0
+        """Number of the last batch that was given to the store."""
+
+    def put(self, found: Sequence[Storable]) -> int:
+        """Queue a batch; return its number."""
+        number = next(self._numbers)
+        self._waiting.append(found)
+        return number
+
+    def put_progress(self, seq: int, checkpoint: Checkpoint | None) -> None:
+        """Queue how far the run is judged, behind what was found so far."""
+        self._waiting.append((seq, checkpoint))
+
+    def hand_over(self, store: StoreSink | None, guard: Callable[..., bool]) -> None:
+        """Give all that waits to the store, in order."""
+        while self._waiting:
+            found = self._waiting.popleft()
+            if isinstance(found, tuple):
+                if store is not None:
+                    store.judged(*found)
+                continue
+            if store is not None:
+                guard(store.found, found)
+            self.stored += 1
+
+
+@dataclass(frozen=True, slots=True)
+class StopDeadlines:
+    """Times (``time.monotonic``) at which a stopping writer gives up what it waits for.
+
+    ``hurry_at``: other ranks; ``leave_at``, ``enough_at``: the judge, while the store refuses and otherwise.
+    """
+
+    hurry_at: float = float("inf")
+    leave_at: float = float("inf")
+    enough_at: float = float("inf")
+
+    @classmethod
+    def within(cls, deadline_s: float) -> StopDeadlines:
+        """Divide the seconds until the deadline."""
+        now = time.monotonic()
+        return cls(now + deadline_s / 2, now + LEAVE_FAILING * deadline_s, now + 0.9 * deadline_s)
+
+
 class Writer:
     """Runs the writer thread.
 
@@ -113,7 +281,7 @@ class Writer:
         Receives batches after the sinks.
     attempt, last_seq
         Stamped onto records; ``seq`` continues from ``last_seq``.
-    beside
+    other_metrics
         Returns other metrics known by now; they go with the next record, under names that it does not have itself.
     interval
         Seconds between two looks at the queue.
@@ -130,7 +298,7 @@ class Writer:
         rank: int = 0,
         last_seq: int = 0,
         interval: float = 0.1,
-        beside: Callable[[], Mapping[str, float]] | None = None,
+        other_metrics: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         self._intake = queue if isinstance(queue, Intake) else Intake(queue, None, counters)
         self._queue = self._intake.queue
@@ -138,24 +306,16 @@ class Writer:
         self._store = next((sink for sink in self._sinks if isinstance(sink, StoreSink)), None)
         self.judge = judge
         self._counters = counters
-        self._attempt = attempt
-        self._rank = rank
-        self._seq = last_seq
         self._interval = interval
-        self._other_metrics = beside
-        self._reported: dict[str, int] = {}
-        self._layers: DerivedLayers | None = None
+        self._stamps = RecordStamps(
+            attempt, rank, last_seq, counters=counters, other_metrics=other_metrics, guard=self._guard
+        )
         self._held: deque[Waiting] = deque()
-        self._reread: set[int] = set()
-        self._ahead: deque[tuple[int, Item]] = deque()
-        self._calm = 0
-        self._gone: list[int] = []
-        self._refusals = 0
-        self._found: deque[Sequence[Storable] | tuple[int, Checkpoint | None]] = deque()
-        self._finds, self._finds_stored = itertools.count(1), 0
+        self._spilled = SpilledItems(self._intake)
+        self._found = FoundItems()
         self._stopping = self._ended = self._gave_up = False
         self._ending: Callable[[], object] | None = None
-        self._hurry_at = self._enough_at = self._leave_at = float("inf")
+        self._deadlines = StopDeadlines()
         self._wake = threading.Event()
         self._rounds = self._cleared = 0
         self._thread = threading.Thread(target=self._loop, name="rlwatch-writer", daemon=True)
@@ -170,11 +330,10 @@ class Writer:
 
         Forecasts alone are not waited for: a few batches of them may be on their way while judging goes on.
         """
-        number, end = next(self._finds), time.monotonic() + FOUND_STORED_S
-        self._found.append(found)
+        number, end = self._found.put(found), time.monotonic() + FOUND_STORED_S
         if all(isinstance(item, ForecastRecord) for item in found):
             number -= FORECASTS_WAITING
-        while self._finds_stored < number and self._thread.is_alive() and time.monotonic() < end:
+        while self._found.stored < number and self._thread.is_alive() and time.monotonic() < end:
             self._wake.set()
             if self._store is not None and self._store.failing:
                 return
@@ -182,7 +341,7 @@ class Writer:
 
     def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
         """Note how far the run is judged, after everything that was found so far: never before it is stored."""
-        self._found.append((seq, checkpoint))
+        self._found.put_progress(seq, checkpoint)
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until what is queued now is stored and judged; False when the deadline passed."""
@@ -195,9 +354,7 @@ class Writer:
         For half of it other ranks may still be waited for; a tenth of it is kept from the judge, for storing what it
         found. Safe in a signal handler: it takes no lock that an interrupted thread could hold.
         """
-        now = time.monotonic()
-        self._hurry_at, self._enough_at = now + deadline_s / 2, now + 0.9 * deadline_s
-        self._leave_at = now + LEAVE_FAILING * deadline_s
+        self._deadlines = StopDeadlines.within(deadline_s)
         self._ending = ending or self._ending
         self._stopping = True
         if self.judge is not None:
@@ -248,7 +405,7 @@ class Writer:
         self._round()
         idle = not self._held and not len(self._queue) and not self._intake.spilling
         if stopping and idle and self._judge_ended():
-            self._store_found()
+            self._found.hand_over(self._store, self._guard)
             return True
         if self._held or len(self._queue) < BATCH_LIMIT:
             self._wake.wait(0.01 if stopping and idle else self._interval)
@@ -260,7 +417,7 @@ class Writer:
             return True
         self._guard(self.judge.end)
         failing = self._store is not None and self._store.failing
-        if time.monotonic() >= (self._leave_at if failing else self._enough_at):
+        if time.monotonic() >= (self._deadlines.leave_at if failing else self._deadlines.enough_at):
             self._gave_up = not self.judge.ended
             self._guard(self.judge.abandon)
             return True
@@ -280,15 +437,13 @@ class Writer:
             else:
                 self._guard_item(self._held.popleft(), batch, numbers)
         if self._intake.spilling:
-            self._calm = 0
+            self._spilled.calm = 0
             if len(batch) < room and not self._held and not len(self._queue):
                 self._catch_up(batch, numbers, room - len(batch))
-        elif self._reread and (calm := self._calm) < CALM_ROUNDS:
-            self._calm = calm + 1
         else:
-            self._reread.clear()
+            self._spilled.forget_when_calm()
         self._hand_over(batch, numbers)
-        self._store_found()
+        self._found.hand_over(self._store, self._guard)
         self._rounds += 1
         if not self._held and len(drained) < room and not self._intake.spilling:
             self._cleared = self._rounds  # nothing of what was queued before this round is left
@@ -302,12 +457,12 @@ class Writer:
         journal.tend()
         for kind in (SpikeBatch, CompletionBatch):
             # On a full disk a file goes for each time that something found no room, and not before the next.
-            while journal.filled >= EVICTED_FROM or journal.refusals > self._refusals:
+            while journal.filled >= EVICTED_FROM or journal.refusals > self._spilled.refusals:
                 held = journal.give_up(kind)
                 if held is None:
                     break
                 self._shed(held)
-                self._refusals = journal.refusals
+                self._spilled.refusals = journal.refusals
         why = f"the store took nothing{self._trouble()}, and {journal.limit}"
         for event in shedding.tell(time.monotonic(), why, last=self._stopping):
             self._intake.put(replace(event, ts=time.time()))
@@ -342,19 +497,17 @@ class Writer:
     def _shed(self, held: Sequence[tuple[int, Item]]) -> None:
         """Count entries that the journal gave up as lost, unless they also wait in memory."""
         queued = {q.number for q in (*self._held, *self._queue.waiting()) if isinstance(q, QueuedCall | Numbered)}
-        queued.update(number for number, _ in self._ahead)
+        queued.update(number for number, _ in self._spilled.ahead)
         waiting = queued.union(() if self._store is None else self._store.waiting)
         lost = [(number, item) for number, item in held if number not in waiting]
         for _, item in lost:
             if isinstance(item, SpikeBatch | CompletionBatch):
                 self._intake.shedding.give_up(item)
-        self._gone = sorted({*self._gone, *(number for number, _ in lost)})
+        self._spilled.given_up(number for number, _ in lost)
 
     def _hand_over(self, batch: list[Item], numbers: list[int]) -> None:
         """Hand a batch to the sinks, then to the judge; ``numbers``: those of its entries in the journal."""
-        if numbers and self._gone:  # those that were given up are settled when their turn has come, and not before
-            passed = bisect_left(self._gone, max(numbers))
-            numbers, self._gone = [*self._gone[:passed], *numbers], self._gone[passed:]
+        numbers = self._spilled.with_given_up(numbers)
         for sink in self._sinks:
             if sink is self._store and (batch or numbers):
                 self._guard(self._store.write, batch, numbers)
@@ -365,38 +518,19 @@ class Writer:
         if batch and self.judge is not None:
             self._guard(self.judge.take, [item for item in batch if id(item) not in lost] if lost else batch)
 
-    def _store_found(self) -> None:
-        while self._found:
-            found = self._found.popleft()
-            if isinstance(found, tuple):
-                if self._store is not None:
-                    self._store.judged(*found)
-                continue
-            if self._store is not None:
-                self._guard(self._store.found, found)
-            self._finds_stored += 1
-
     def _catch_up(self, batch: list[Item], numbers: list[int], most: int) -> None:
         """Take from the journal ``most`` of what did not fit into the queue, in the order it was logged."""
-        left = self._spilled(numbers, most)
+        waiting = () if self._store is None else self._store.waiting
+        left = self._spilled.next(numbers, waiting, most)
         if not left:
             self._intake.spilling = False
-            left = self._spilled(numbers, most)  # what was logged until it was seen that there is room again
+            left = self._spilled.next(
+                numbers, waiting, most
+            )  # what was logged until it was seen that there is room again
             self._intake.spilling = len(left) == most
         for number, item in left:
-            self._reread.add(number)
-            self._guard_take(self._stamp, item, batch, number, numbers)
-
-    def _spilled(self, now: Sequence[int], most: int) -> list[tuple[int, Item]]:
-        """Return the next spilled entries.
-
-        Each read of a file starts at its first row, so it reads many rounds ahead.
-        """
-        journal = self._intake.journal
-        if not self._ahead and journal is not None:
-            taken = self._reread.union(now, () if self._store is None else self._store.waiting)
-            self._ahead.extend(journal.missing(taken, READ_AHEAD))
-        return [self._ahead.popleft() for _ in range(min(most, len(self._ahead)))]
+            self._spilled.reread.add(number)
+            self._guard_take(self._stamps.stamp, item, batch, number, numbers)
 
     def _guard(self, call: Callable[..., object], *args: object) -> bool:
         """Call a sink, so that no exception ends the thread or reaches training; return whether it succeeded."""
@@ -413,12 +547,12 @@ class Writer:
 
     def _due(self, queued: Waiting) -> bool:
         """Return True for an item that can be recorded now."""
-        return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._hurry_at)
+        return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._deadlines.hurry_at)
 
     def _guard_item(self, queued: Waiting, batch: list[Item], numbers: list[int]) -> None:
         """Turn what was queued into stamped records at the end of ``batch``; what cannot be is a counted loss."""
         number = queued.number if isinstance(queued, QueuedCall | Numbered) else 0
-        if number and number in self._reread:
+        if number and number in self._spilled.reread:
             return
         if not self._guard_take(self._take, queued, batch, number, numbers):
             self._counters.add("dropped")
@@ -431,30 +565,26 @@ class Writer:
         while self._held and isinstance(first := self._held[0], tuple):
             kept.append(first)
             self._held.popleft()
-        before, noted, seq = len(batch), len(numbers), self._seq
+        before, noted, seq = len(batch), len(numbers), self._stamps.seq
         if not self._guard(self._take_kept, kept, batch, numbers):
             del batch[before:], numbers[noted:]
-            self._seq, self._intake.spilling = seq, True
+            self._stamps.seq, self._intake.spilling = seq, True
 
     def _take_kept(self, kept: Sequence[KeptRow], batch: list[Item], numbers: list[int]) -> None:
         """Add rows to the batch; counters and other known metrics go with the first of them."""
-        attempt, rank, plain = self._attempt, self._rank, None
+        stamps, reread = self._stamps, self._spilled.reread
+        attempt, rank, plain = stamps.attempt, stamps.rank, None
         for frame, shape in kept:
             number, step, ts, metrics = shape.opened(frame)
-            if number in self._reread:
+            if number in reread:
                 continue
             numbers.append(number)
             if shape is plain:
-                self._seq += 1
-                batch.append(StepRecord(step, metrics, ts, attempt, rank, self._seq))
+                stamps.seq += 1
+                batch.append(StepRecord(step, metrics, ts, attempt, rank, stamps.seq))
             else:
-                self._stamp(StepRecord(step, metrics.plain(), ts), batch)
-                plain = None if self._has_layers(shape.names) else shape
-
-    def _has_layers(self, names: tuple[str, ...]) -> bool:
-        from rlwatch.layers import layer_norms
-
-        return bool(layer_norms(dict.fromkeys(names, 1.0)))
+                stamps.stamp(StepRecord(step, metrics.plain(), ts), batch)
+                plain = None if has_layers(shape.names) else shape
 
     def _guard_take(
         self,
@@ -479,44 +609,12 @@ class Writer:
             entry, spikes = queued.opened()  # the metrics are the run's, the extreme tokens know their rank
             self._take(entry, batch)
             wanted = (spike for spike in spikes if self._intake.wants(spike) and self._intake.takes(spike))
-            batch.extend(replace(spike, attempt=self._attempt) for spike in wanted)
+            batch.extend(replace(spike, attempt=self._stamps.attempt) for spike in wanted)
         elif isinstance(queued, QueuedCall):
             if metrics := numbers(queued, self._counters):
-                self._stamp(StepRecord(queued.step, metrics, queued.ts), batch)
+                self._stamps.stamp(StepRecord(queued.step, metrics, queued.ts), batch)
         else:
-            self._stamp(queued.item if isinstance(queued, Numbered) else queued, batch)
-
-    def _stamp(self, item: Item, batch: list[Item]) -> None:
-        if isinstance(item, SpikeBatch | CompletionBatch):
-            batch.append(replace(item, attempt=self._attempt, rank=self._rank or item.rank))
-            return
-        if not isinstance(item, StepRecord):
-            self._seq += 1
-            batch.append(replace(item, attempt=self._attempt, seq=self._seq))
-            return
-        metrics = dict(item.metrics)
-        self._report(metrics)
-        if self._other_metrics is not None:
-            metrics = {**self._other_metrics(), **metrics}
-        self._guard(self._derive, item.step, metrics)
-        self._seq += 1
-        batch.append(StepRecord(item.step, metrics, item.ts, self._attempt, self._rank, self._seq))
-
-    def _derive(self, step: int, metrics: dict[str, float]) -> None:
-        if self._layers is None:
-            from rlwatch.layers import DerivedLayers  # every metric's name: loaded here, not where a run begins
-
-            self._layers = DerivedLayers()
-        self._layers.add(step, metrics)
-
-    def _report(self, metrics: dict[str, float]) -> None:
-        """Add counters that changed since the last record."""
-        counts = self._counters.snapshot()
-        for name in _REPORTED if counts else ():
-            count = counts.get(name, 0)
-            if count != self._reported.get(name, 0):
-                self._reported[name] = count
-                metrics[f"rlwatch/{name}"] = float(count)
+            self._stamps.stamp(queued.item if isinstance(queued, Numbered) else queued, batch)
 
 
 # The sink that writes a run's batches to its store, and waits out a full disk.

@@ -331,7 +331,7 @@ class Assembly:
             judge=judge,
             attempt=info.attempt,
             last_seq=run_writer.last_seq,
-            beside=run.machine_found,
+            other_metrics=run.machine_found,
         )
         if self.detectors is not None:
             self.detectors()  # raises their errors now; the judge makes its own

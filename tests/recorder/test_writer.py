@@ -470,7 +470,7 @@ def test_rows_of_the_quick_way_are_stored_as_any_others(tmp_path, size):
 def test_what_is_known_beside_goes_with_the_next_row_of_the_quick_way(tmp_path):
     """Once, and under names that the row has not."""
     beside = iter([{"system/cpu": 0.5}])
-    given, ways, _ = quickly(tmp_path, ROWS, beside=lambda: next(beside, {}))
+    given, ways, _ = quickly(tmp_path, ROWS, other_metrics=lambda: next(beside, {}))
 
     assert all(ways[1:])
     assert [dict(r.metrics).get("system/cpu") for r in given] == [0.5] + [None] * 49
