@@ -135,11 +135,11 @@ bench-detect: $(VENV)/.dev
 	$(BIN)/python benchmarks/detection --peers build/peers --jobs $(JOBS) $(ARGS)
 
 # Makes the leaderboard of forecasts anew: peers and our own alarms first, then the models, fold by fold. CORPUS is a
-# folder of shards, fetched from the history of this clone; FROM is a folder or URL that has them otherwise.
+# folder of shards; FROM is a folder or URL that they are copied from if they are not there.
 JOBS ?= 2
 CORPUS ?= build/corpus
 bench-forecast: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.forecast fetch --out $(CORPUS) $(if $(FROM),--from $(FROM))
+	$(if $(FROM),$(BIN)/python -m benchmarks.forecast fetch --out $(CORPUS) --from $(FROM))
 	$(BIN)/python -m benchmarks.forecast tools $(CORPUS) --out build/forecast/tools --peers build/peers --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.forecast judge $(CORPUS) --out build/forecast --jobs $(JOBS) \
 	  --page docs/forecast-leaderboard.md --command "make bench-forecast$(if $(ARGS), ARGS='$(ARGS)')" --scores "rlwatch's detectors=build/forecast/tools/rlwatch-any.csv" \

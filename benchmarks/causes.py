@@ -1,6 +1,6 @@
 """Are the right knobs blamed? Every run of the corpus that failed of a planted cause, scanned as a log and diagnosed.
 
-    python -m benchmarks.forecast fetch --out build/corpus
+    python -m benchmarks.forecast fetch --out build/corpus --from FOLDER_OR_URL
     python benchmarks/causes.py build/corpus --out build/causes.csv    # about 15 minutes on one core
     python benchmarks/causes.py benchmarks/forecast/sample             # the runs that the repository keeps
 

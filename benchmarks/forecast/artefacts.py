@@ -2,7 +2,7 @@
 
 The repository keeps ``corpus.toml`` (every shard with its hash, and the commands that made it), what is known of each
 run (``NAME-runs.parquet``), all labels (``corpus-labels.csv``) and a sample of runs (``sample/``), which tests read.
-Rows of the shards lie elsewhere: in the history of this repository, in a folder, or at a URL.
+Rows of the shards lie elsewhere: in a folder, or at a URL such as the assets of a release.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import tomllib
 import urllib.error
 import urllib.request
@@ -41,8 +40,8 @@ BLOCK = 2**20
 class Shard:
     """A file of rows.
 
-    ``blob``: its name in the history of this repository, "" where it never was in it; ``sampled``: whether runs of the
-    sample are chosen from it, which is settled once: the sample and what is measured on it stay as they are.
+    ``sampled``: whether runs of the sample are chosen from this shard. It is settled once, so that the sample and what
+    is measured on it stay as they are.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Shard:
     bytes: int
     runs: int
     rows: int
-    blob: str = ""
     sampled: bool = True
     made: tuple[str, ...] = ()
 
@@ -85,13 +83,13 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fetch(folder: Path, source: str = "", *, listed: Sequence[Shard] | None = None, index: Path = HERE) -> list[Path]:
+def fetch(folder: Path, source: str, *, listed: Sequence[Shard] | None = None, index: Path = HERE) -> list[Path]:
     """Put every shard into ``folder``, with what is known of its runs; what is there already is checked and kept.
 
     Parameters
     ----------
     source
-        A folder or a URL that holds the files; the history of the clone around ``index`` if empty.
+        A folder or a URL that holds the files.
     listed
         The shards; those of ``corpus.toml`` if None.
     index
@@ -114,7 +112,7 @@ def _fetched(shard: Shard, folder: Path, source: str, index: Path) -> Path:
         beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with beside.open("wb") as into:
-                _copy(shard, source, index, into)
+                _copy(shard, source, into)
             _require_same(shard, beside)
             beside.replace(path)
         finally:
@@ -131,10 +129,8 @@ def _require_same(shard: Shard, path: Path) -> None:
         )
 
 
-def _copy(shard: Shard, source: str, index: Path, into: BinaryIO) -> None:
-    """The bytes of a shard, from wherever they are."""
-    if not source:
-        return _from_history(shard, index, into)
+def _copy(shard: Shard, source: str, into: BinaryIO) -> None:
+    """Copy the bytes of a shard from a folder or a URL."""
     try:
         if source.startswith(("http://", "https://")):
             with urllib.request.urlopen(f"{source.rstrip('/')}/{shard.file}", timeout=60) as answer:
@@ -143,22 +139,9 @@ def _copy(shard: Shard, source: str, index: Path, into: BinaryIO) -> None:
             with (Path(source) / shard.file).open("rb") as file:
                 shutil.copyfileobj(file, into, BLOCK)
     except (OSError, urllib.error.URLError) as error:
-        raise RLWatchError(f"{shard.file} cannot be had from {source}: {error}") from error
-
-
-def _from_history(shard: Shard, index: Path, into: BinaryIO) -> None:
-    hint = "give the folder or URL that has it with --from, or make it again as corpus.toml says"
-    if not shard.blob:
-        raise RLWatchError(f"{shard.file} was never in the history of this repository; {hint}")
-    try:
-        git = subprocess.run(
-            ["git", "-C", index, "cat-file", "blob", shard.blob], stdout=into, stderr=subprocess.PIPE, check=False
-        )
-    except FileNotFoundError as error:
-        raise RLWatchError(f"{shard.file} is read from the history by git, which is not here; {hint}") from error
-    if git.returncode:
-        why = git.stderr.decode(errors="replace").strip()
-        raise RLWatchError(f"{shard.file} is not in the history of this clone ({why}), which may be shallow; {hint}")
+        raise RLWatchError(
+            f"{shard.file} cannot be had from {source}: {error}; corpus.toml says how to make it again"
+        ) from error
 
 
 @dataclass(frozen=True)

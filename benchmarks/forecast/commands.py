@@ -122,14 +122,11 @@ def pack(
     print(f"\nfor corpus.toml:\n{artefacts.entry(out)}")
 
 
-@app.command(epilog=examples(f"{RUN} fetch", f"{RUN} fetch --from /mnt/corpora"))
+@app.command(epilog=examples(f"{RUN} fetch --from /mnt/corpora"))
 def fetch(
     *,
+    source: Annotated[str, typer.Option("--from", help="Folder or URL that has the files.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of shards.")] = CORPUS,
-    source: Annotated[
-        str,
-        typer.Option("--from", help="Folder or URL that has the files.", show_default="the history of this clone"),
-    ] = "",
 ) -> None:
     """Put all shards of the corpus into a folder, and check their hashes."""
     for path in artefacts.fetch(out, source):
