@@ -81,7 +81,7 @@ TAIL = 64
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a run trains, as its newest rows show.
+    """Training speed of a run, measured over its newest rows.
 
     Parameters
     ----------
