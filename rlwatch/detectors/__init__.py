@@ -1,1 +1,3 @@
-"""Detectors: each watches one way a run fails, causally and relative to the run's own beginning."""
+"""Detectors: each watches for one way in which a run fails, using only past rows and relative to the run's
+beginning.
+"""

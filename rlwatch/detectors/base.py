@@ -1,4 +1,4 @@
-"""Base of all detectors: one reading a row, findings that persist over rows without a reading."""
+"""Base of all detectors, and the set of detectors that judges each row (the metrics of one training step) of a run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlwatch.ports import Detector
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
 
 CARRY_ROWS = 10
-"""Rows without a reading over which findings persist, for metrics that are logged every few rows."""
+"""Rows without any metric of a detector over which its findings persist, for metrics that are logged every few rows."""
 
 
 class BaseDetector(ABC):
-    """Implement the :class:`~rlwatch.ports.Detector` protocol around :meth:`judge`.
+    """Base class of detectors: implements the :class:`~rlwatch.ports.Detector` protocol around :meth:`judge`.
 
-    ``reads`` lists metrics of which at least one must be measured and finite for a row to be judged. A row without a
-    reading leaves the findings as they are, for at most ``CARRY_ROWS`` rows. ``family`` and ``kinds`` come from the
+    ``reads`` lists metrics of which at least one must be measured and finite for a row to be judged. A row without any
+    of them leaves the findings as they are, for at most ``CARRY_ROWS`` rows. ``family`` and ``kinds`` come from the
     entries of the catalogue; a detector without an entry declares them itself.
     """
 
@@ -34,9 +34,11 @@ class BaseDetector(ABC):
     requires: ClassVar[tuple[tuple[str, ...], ...]]
     reads: ClassVar[tuple[str, ...]]
     shares: ClassVar[tuple[str, ...]] = ()
-    """Attributes that :meth:`listen` feeds with every row, and nothing else: the detectors of a run share them."""
+    """Names of attributes that :meth:`listen` alone feeds, with every row; the detectors of a run share these
+    objects.
+    """
     families: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of metric names: without one of them in the row, an overridden :meth:`measured` returns False."""
+    """Prefixes of metric names: in a row without any such metric, an overridden :meth:`measured` returns False."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -50,13 +52,17 @@ class BaseDetector(ABC):
         self._taken: ClosedStep | None = None
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """Replace each attribute in :attr:`shares` by the object of its type in ``common``; call it before any row."""
+        """Replace each attribute named in :attr:`shares` by the object of its type in ``common``; call it before any
+        row.
+        """
         for name in self.shares:
             own = getattr(self, name)
             setattr(self, name, common.get(type(own), own))
 
     def update(self, step: ClosedStep) -> list[Finding]:
-        """Take the next closed step and return the findings that hold. A step given again returns the same findings."""
+        """Judge the next closed step and return the findings that hold now; the same step object again changes
+        nothing.
+        """
         if step is not self._taken:
             self.take(step, listening=True, measured=self.measured)
         return list(self._held)
@@ -64,10 +70,11 @@ class BaseDetector(ABC):
     def take(
         self, step: ClosedStep, *, listening: bool, measured: bool | Callable[[ClosedStep], bool]
     ) -> list[Finding]:
-        """Take a closed step whose metrics :class:`DetectorSet` has looked up; return the findings, not to be modified.
+        """Judge a closed step whose metrics :class:`DetectorSet` has looked up; return the findings, not to be
+        modified.
 
-        ``listening``: whether the row has metrics for :meth:`listen`. ``measured``: whether it has a reading, or the
-        function that decides it.
+        ``listening``: True if the row has metrics for :meth:`listen`. ``measured``: True if it has a metric in
+        ``reads``, or the function that decides it.
         """
         if step is self._taken:
             return self._held
@@ -85,24 +92,26 @@ class BaseDetector(ABC):
         return self._held
 
     def arrival(self, step: ClosedStep) -> list[Finding]:  # noqa: ARG002  (the protocol's signature)
-        """Return nothing: only non-finite values are judged before their step closes."""
+        """Return no findings: only the detector of non-finite values judges records before their step closes."""
         return []
 
     def notice(self, event: Event) -> None:  # noqa: B027  (most have nothing to learn)
-        """Ignore the event; a detector that learns from events overrides this."""
+        """Ignore the event; a detector that learns from events, such as a resume, overrides this."""
 
     def listen(self, step: ClosedStep) -> None:
-        """Take corroborating metrics from every row: by default, feed the attributes in :attr:`shares`."""
+        """Read supporting metrics from every row; by default, feed the row to the attributes named in
+        :attr:`shares`.
+        """
         for name in self.shares:
             getattr(self, name).update(step)
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether the row holds a reading."""
+        """Return True if the row has a finite value of one of the metrics in ``reads``, so that it can be judged."""
         return finite(step, *self.reads) is not None
 
     @abstractmethod
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge a row in which one of ``reads`` is finite."""
+        """Judge a row in which one of the metrics in ``reads`` is finite; return the findings that hold now."""
 
     def _carried(self, step: ClosedStep) -> list[Finding]:
         fresh = [replace(f, step=step.step, attempt=step.attempt, seq=step.seq) for f in self._held]
@@ -121,7 +130,12 @@ class BaseDetector(ABC):
         baseline: float | None = None,
         evidence: Mapping[str, JSON] | None = None,
     ) -> Finding:
-        """Return a well-formed finding at ``step``: the onset is not later than it, the score is finite or None."""
+        """Return a well-formed finding of this detector at ``step``.
+
+        ``onset``: first step of the problem, at most ``step``. ``score``: how far beyond its limit,
+        raised to at least 1; None if not finite. ``baseline``: the normal level of the metric. ``evidence``: further
+        numbers, by name.
+        """
         return Finding(
             detector=self.name,
             kind=kind,
@@ -150,7 +164,7 @@ class _Way(Enum):
 
 
 class DetectorSet:
-    """The detectors of one run; each row goes to those that read one of its metrics.
+    """The detectors of one run; each row goes only to the detectors that read one of its metrics.
 
     A detector that raises is logged, recorded in ``broken`` with the reason, and removed, because its state is unknown.
     The others continue.
@@ -169,7 +183,7 @@ class DetectorSet:
         return iter(self._detectors)
 
     def update(self, step: ClosedStep) -> list[Finding]:
-        """Give a closed step to each detector; return the findings that hold, in the order of the detectors."""
+        """Judge a closed step with each detector; return the findings that hold now, in the order of the detectors."""
         for part in self._common:
             part.update(step)
         found: list[Finding] = []
@@ -242,7 +256,7 @@ def _way(detector: type, numbers: set[str], names: set[str]) -> _Way:
 
 
 def finite(step: ClosedStep, *names: str) -> float | None:
-    """Return the first finite value among ``names`` at ``step``; None without one."""
+    """Return the first finite value among the metrics ``names`` in the row ``step``; None if there is none."""
     get = step.numbers.get
     for name in names:
         value = get(name)
@@ -260,20 +274,24 @@ def members(step: ClosedStep, family: str) -> tuple[str, ...]:
 
 
 def rounded(values: Mapping[str, float | int | None]) -> dict[str, JSON]:
-    """Return the finite values rounded to six significant digits, as evidence; others are left out."""
+    """Return the finite values rounded to six significant digits, for the evidence of a finding; others are left
+    out.
+    """
     return {k: float(f"{v:.6g}") for k, v in values.items() if v is not None and math.isfinite(v)}
 
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """A part that could not run, and the reason."""
+    """A detector that could not run, and the reason in words."""
 
     name: str
     reason: str
 
 
 def not_run(detectors: Iterable[Detector | type[Detector]], seen: Collection[str]) -> list[NotRun]:
-    """Return the detectors that lack metrics. ``seen``: canonical names of the logged ones."""
+    """Return the detectors that lack metrics, each with the reason. ``seen``: names of all metrics that the run
+    logged.
+    """
     return [
         NotRun(detector.name, f"needs {alternatives(detector.requires)}, which this run has not logged")
         for detector in detectors
@@ -282,12 +300,14 @@ def not_run(detectors: Iterable[Detector | type[Detector]], seen: Collection[str
 
 
 def lacks_metrics(detector: Detector | type[Detector], seen: Collection[str]) -> bool:
-    """Return whether none of the detector's alternative inputs was logged."""
+    """Return True if the run logged none of the detector's alternative sets of metrics. ``seen``: names of logged
+    metrics.
+    """
     return not any(all(_was_seen(name, seen) for name in needed) for needed in detector.requires)
 
 
 def alternatives(requires: Sequence[Sequence[str]]) -> str:
-    """Return the alternative inputs of a detector, in words."""
+    """Return the alternative sets of metrics that a detector requires, in words: ``a + b or c``."""
     return " or ".join(" + ".join(needed) for needed in requires)
 
 

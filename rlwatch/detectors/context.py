@@ -1,4 +1,7 @@
-"""Context of a metric: the reward with its noise and changes, and other metrics that confirm a detector's finding."""
+"""Context of a metric: the reward with its noise and changes, and other metrics that support a detector's finding.
+
+"Level" means the median of the last rows; a row is the metrics of one training step.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ NORMAL_80 = 1.2816
 SURE = 5.0
 """Standard errors that make a fall: the best level is a maximum over many windows, so 3 would be too few."""
 LIKELY = 4.0
-"""Standard errors that make a rise over the start, which is no maximum."""
+"""Standard errors that make a rise over the start significant; the start, unlike the best level, is no maximum."""
 VISIBLE = 0.1
-"""Share of the reward's range so far below which a change is ignored."""
+"""Share of the reward's own range; smaller changes are ignored."""
 TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
 """Share of its range that the reward gains within that many rows when a run discovers what is rewarded."""
 NOTHING = 1e-7
@@ -45,17 +48,22 @@ SOLVED = 0.7
 samples agree and the mean is 0.7 or more, at least 0.45 of all samples are right ones in agreeing groups, so most that
 agree are right. Runs that begin at 0.85 with nine in ten agreeing go on learning."""
 FULL = 0.9
-"""The same where hardly anything is left to gain: nearly all agreeing groups are right, however they answer."""
+"""Mean reward on the common 0..1 scale where hardly anything is left to gain: nearly all agreeing groups are right,
+however they answer.
+"""
 RECENT_ROWS = 60
 """Rows of the reward that are remembered one by one."""
 BEGINNINGS = 16
-"""Starting points of which the level before is stored."""
+"""Number of starting points of changes for which the level before is remembered."""
 UNLIKE = 1.2
-"""Times the deepest fall from which the run has recovered, beyond which a fall is a new one."""
+"""A fall counts as a new one if it exceeds the deepest fall from which the run has recovered by this factor."""
 
 
 class AnswerCount:
-    """Number of answers behind a reward that is a share of right ones, by its granularity: 3/8 and 5/8 mean eight."""
+    """Estimate the number of answers behind a reward that is a share of right ones, from its granularity.
+
+    Rewards such as 3/8 and 5/8 mean eight answers.
+    """
 
     MOST, LEAST = 64, 4
     """Answers beyond which a row counts as many, and number of different rewards that show a granularity."""
@@ -65,7 +73,7 @@ class AnswerCount:
         self._count = 2
 
     def update(self, value: float) -> None:
-        """Take the reward of a row."""
+        """Read the mean reward of the next row."""
         if not 0.0 <= value <= 1.0:
             self._count = self.MOST + 1
         if self._count > self.MOST:
@@ -81,15 +89,16 @@ class AnswerCount:
 
     @property
     def error(self) -> float:
-        """Return the standard error of a row of so few right or wrong answers; 0 for many or an unknown number."""
+        """Standard error of the mean reward of one row with so few answers; 0 if their number is large or unknown."""
         return 0.5 / math.sqrt(self._count) if len(self._seen) >= self.LEAST and self._count <= self.MOST else 0.0
 
 
 class RewardWatch:
-    """Level of the reward now against its level at the start and its best so far; noise from first differences.
+    """Level of the reward now compared with its level at the start and its best so far; noise from first differences.
 
-    The first row, before any update, counts as a level (less ``LUCK``): a run that breaks inside its warm-up has then
-    fallen from how it began. ``noise`` is the standard deviation of one row.
+    The level is the median of the last rows. The first row, before any update, counts as a level (less ``LUCK``
+    standard deviations): a run that breaks during its warm-up has then fallen from how it began. ``noise`` is the
+    standard deviation of one row.
     """
 
     def __init__(self) -> None:
@@ -115,7 +124,9 @@ class RewardWatch:
         self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
-        """Take ``reward/mean``; a row given again (detectors share this object) is ignored."""
+        """Read ``reward/mean`` of the row ``step``; the same row again is ignored, because detectors share this
+        object.
+        """
         if step is self._taken:
             return
         self._taken = step
@@ -127,7 +138,7 @@ class RewardWatch:
             self.take(step.step, value)
 
     def take(self, step: int, value: float) -> None:
-        """Take a finite value of the reward, or of another score."""
+        """Read a finite value of the reward, or of another score, at a step."""
         last = self._recent.last
         if last is not None and step <= last:
             self._deepest = self._survived = 0.0
@@ -164,9 +175,9 @@ class RewardWatch:
 
     @property
     def noise(self) -> float:
-        """Return the standard deviation of one row, from rows before the last level; computed on demand, once a row.
+        """Standard deviation of one row, from rows before the last level; computed on demand, once per row.
 
-        All rows are used where those before never moved: a reward that has just begun to move shows no noise yet.
+        All rows are used if those before never moved: a reward that has just begun to move shows no noise yet.
         """
         if self._noise is None:
             values = self._recent.values
@@ -177,15 +188,16 @@ class RewardWatch:
 
     @property
     def error(self) -> float:
-        """Return the standard error of a share of the answers of a row; 0 where their number is large or unknown."""
+        """Standard error of the mean reward of one row with few answers; 0 if their number is large or unknown."""
         return self._answers.error
 
     @property
     def wander(self) -> float:
-        """Return the standard deviation of a level: data of changing difficulty move neighbouring rows together.
+        """Standard deviation of a level, as data of changing difficulty move neighbouring rows together; 0 if unknown
+        yet.
 
-        Computed from the changes between levels that share no row, around their median, because a trend is no noise.
-        The newest is left out, as it may be a fall. 0 until there are enough.
+        It is computed from the changes between levels that share no row, around their median, because a trend is no
+        noise. The newest is left out, as it may be a fall.
         """
         if self._wander is None:
             before = self._levels.values[:-1]
@@ -195,28 +207,28 @@ class RewardWatch:
 
     @property
     def now(self) -> float | None:
-        """Median of the last rows."""
+        """Level of the reward now: the median of the last rows; None with too few rows."""
         return self._window.get()
 
     @property
     def above(self) -> bool:
-        """Return whether the level is above its start, by any amount."""
+        """True if the level of the reward is above its start, by any amount."""
         now, start = self.now, self.start
         return now is not None and start is not None and now > start
 
     @property
     def still(self) -> bool:
-        """Return whether the last rows are all equal."""
+        """True if the rewards of the last rows are all equal."""
         return self.now is not None and self._window.spread <= 1e-6 * max(1.0, abs(self.now))
 
     @property
     def start(self) -> float | None:
-        """Median of the first rows."""
+        """Median reward of the first rows; None if unknown."""
         return self._base.first
 
     @property
     def best(self) -> float | None:
-        """Highest level so far, the first row included."""
+        """Highest level of the reward so far, the first row included; None if unknown."""
         if self._best is None:
             self._best = self._found_best()
         return self._best
@@ -238,7 +250,7 @@ class RewardWatch:
         return change > errors * error and change > WANDERS * self.wander
 
     def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
-        """Return whether it has lost ``share`` of its best level, by more than ``errors`` standard errors.
+        """Return True if the reward has lost ``share`` of its best level, by more than ``errors`` standard errors.
 
         The loss must also exceed any fall from which the run has recovered.
         """
@@ -256,14 +268,18 @@ class RewardWatch:
         return counts and chance_of_low(self._recent.values, best, now) <= LUCKY
 
     def low(self, value: float, share: float = 0.25) -> bool:
-        """Return whether a row is below the best level by ``share`` of it and by two deviations; this dates a fall."""
+        """Return True if one row's reward ``value`` is below the best level by ``share`` of it and by two standard
+        deviations.
+
+        Detectors use it to date the beginning of a fall.
+        """
         best = self.best
         if best is None or best - value <= max(share * abs(best), VISIBLE * self._range):
             return False
         return best - value > 2.0 * self.noise
 
     def plunged(self, newest: Sequence[float], share: float) -> bool:
-        """Return whether the few newest rows lost ``share`` of the best level, beyond what noise explains."""
+        """Return True if the few ``newest`` rows lost ``share`` of the best level, beyond what noise explains."""
         best, start = self.best, self.start
         if best is None or start is None or not self.low(newest[-1], share):
             return False
@@ -272,10 +288,11 @@ class RewardWatch:
         return lost > max(share * of, CHANCE * (self._spread.get() or 0.0), SURE * error, WANDERS * self.wander)
 
     def right(self, value: float, *, cut: bool = False) -> bool:
-        """Return whether the groups of a row agree because they are right, judged by the mean reward.
+        """Return True if groups with equal rewards agree because their answers are right, given the row's mean reward
+        ``value``.
 
-        The mean is then near the best level, which is that of a solved task, or one that the run rose to. ``cut``: the
-        answers are cut, so that only a rise shows that they are answers.
+        The mean is then near the best level, which is that of a solved task, or one that the run rose to. ``cut``:
+        answers are cut at the length limit, so that only a rise shows that they are answers.
         """
         if self.low(value):
             return False
@@ -283,7 +300,7 @@ class RewardWatch:
         return rose or (SOLVED <= value <= 1.0 and not cut)
 
     def holds(self, at: float) -> bool:
-        """Return whether the level is at least ``at`` on the common 0..1 scale and has not fallen."""
+        """Return True if the level is at least ``at`` on the common 0..1 scale, at most 1, and has not fallen."""
         now = self.now
         return now is not None and at <= now <= 1.0 and not self.fallen()
 
@@ -292,13 +309,13 @@ class RewardWatch:
         return self._high - self._low
 
     def near_full(self) -> bool:
-        """Return whether it is near the top of the common 0..1 scale, or has risen to a solved task."""
+        """Return True if the reward is near the top of the common 0..1 scale, or has risen to that of a solved task."""
         return self.holds(FULL) or (self.holds(SOLVED) and self.risen())
 
     def taking_off(self) -> bool:
-        """Return whether it gained a third of its whole range within the last 25 rows, by more than noise.
+        """Return True if the reward gained a third of its whole range within the last 25 rows, by more than noise.
 
-        Metrics from before, gradients above all, are then no baseline: groups that all failed had no gradient.
+        Earlier metrics, gradients above all, are then no baseline: groups that all failed had no gradient.
         """
         now, values = self.now, self._recent.values
         if now is None or len(values) < TAKE_OFF_ROWS + 10:
@@ -307,7 +324,7 @@ class RewardWatch:
         return gained > TAKE_OFF * self._range and self._counts(gained, 0.0, 0.0, LIKELY)
 
     def risen(self, errors: float = LIKELY) -> bool:
-        """Return whether it is clearly above its start, by more than ``errors`` standard errors."""
+        """Return True if the reward is clearly above its start, by more than ``errors`` standard errors."""
         rose = self._rose.get(errors)
         if rose is None:
             now, start = self.now, self.start
@@ -316,14 +333,15 @@ class RewardWatch:
         return rose
 
     def visible(self) -> bool:
-        """Return whether the level is clearly above zero: a rise from a penalty to zero does not count as reward."""
+        """Return True if the level is clearly above zero: a rise from a penalty to zero does not count as reward."""
         return self.now is not None and self.now > VISIBLE * self._range
 
     def pays(self, since: int) -> bool:
-        """Return whether the reward paid for a change since step ``since``: it is clearly higher, and has not fallen.
+        """Return True if the reward is clearly higher than before step ``since``, so that it paid for a change since
+        then.
 
-        A rise from a penalty to zero does not count: an empty answer is not punished. Call it from the first rows of
-        the change on, because the level before is stored at the first call.
+        It must not have fallen, and a rise from a penalty to zero does not count: an empty answer is not punished. Call
+        it from the first rows of the change on, because the level before is stored at the first call.
         """
         now, before = self.now, self._level_before(since)
         if now is None or before is None or not self.visible() or self.fallen():
@@ -349,7 +367,7 @@ class RewardWatch:
         return known
 
     def in_words(self) -> str:
-        """Return ``" while reward fell from 0.58 to 0.01"``, or an empty string if unknown."""
+        """Return ``" while reward fell from 0.58 to 0.01"`` or the like; an empty string if the levels are unknown."""
         now, best, start = self.now, self.best, self.start
         if now is None or best is None or start is None:
             return ""
@@ -360,14 +378,18 @@ class RewardWatch:
 
 
 def noise_of(values: list[float]) -> float:
-    """Return the standard deviation of one row, from the 80th percentile of jumps: rewards are often discrete."""
+    """Return the standard deviation of one row, from the 80th percentile of the jumps between neighbouring ``values``.
+
+    A high percentile, because rewards are often discrete.
+    """
     return _of_jumps(_jumps(values))
 
 
 def uneven_noise_of(values: list[float]) -> float:
-    """Return the same where most rows carry little information and some a lot, as with one prompt a step.
+    """Return the standard deviation of one row where most rows carry little information and some a lot.
 
-    It is the quadratic mean of all jumps except the largest tenth, if that is larger. For equal jumps both agree.
+    An example are rows of one prompt each. It is the quadratic mean of all jumps except the largest tenth, if that is
+    larger than :func:`noise_of`. For equal jumps both agree.
     """
     jumps = _jumps(values)
     kept = jumps[: len(jumps) - max(len(jumps) // 10, 1)] or jumps
@@ -385,10 +407,10 @@ def _of_jumps(jumps: list[float]) -> float:
 
 
 def chance_of_low(values: Sequence[float], best: float, now: float) -> float:
-    """Return the probability of the number of low rows at the end, if their frequency is that of the rows before.
+    """Return the probability of the low rows at the end of ``values``, if low rows are as frequent as before.
 
-    The rows before begin with the first row that was not low. A row is low below the middle of ``best`` and ``now``.
-    With one prompt a step most rows earn nothing and a few a lot: three or four lucky ones look like a level, and the
+    A row is low below the middle of ``best`` and ``now``. The rows before begin with the first row that was not low.
+    With one prompt per step most rows earn nothing and a few a lot: three or four lucky ones look like a level, and the
     usual rows like its end. While a level is held few rows are low, so two or three low ones after it are more than
     chance.
     """
@@ -421,9 +443,10 @@ def binomial_tail(least: int, of: int, share: float) -> float:
 
 
 class Change:
-    """Median of the last rows against the median of the first.
+    """A metric's level (median of the last rows) compared with its start (median of the first rows).
 
-    Noise is the standard deviation of one row, from first differences, because a trend is no noise.
+    Noise is the standard deviation of one row, from first differences, because a trend is no noise. ``rows``,
+    ``steps``: extent of the last rows.
     """
 
     def __init__(self, rows: int = 15, steps: int = 30) -> None:
@@ -432,7 +455,7 @@ class Change:
         self._recent = Window(rows=60, steps=10**9, least=6)
 
     def update(self, step: int, value: float) -> None:
-        """Take the next finite value."""
+        """Read the metric's next finite value, at a step."""
         if not self._base.done:
             self._base.update(step, value)
         self._now.update(step, value)
@@ -440,29 +463,29 @@ class Change:
 
     @property
     def now(self) -> float | None:
-        """Median of the last rows."""
+        """Median of the last rows; None with too few."""
         return self._now.get()
 
     @property
     def start(self) -> float | None:
-        """Return the median of the first rows; None until all of them are known."""
+        """Median of the first rows; None until all of them are known."""
         return self._base.get() if self._base.done else None
 
     @property
     def gain(self) -> float:
-        """Return the distance above the start (negative: below); 0 if unknown."""
+        """Distance of the level above the start (negative: below); 0 if unknown."""
         now, start = self.now, self.start
         return 0.0 if now is None or start is None else now - start
 
     @property
     def share(self) -> float:
-        """Return the level over its start; 1 if unknown, or where it began at zero."""
+        """Ratio of the level to its start; 1 if unknown, or if the metric began at zero."""
         now, start = self.now, self.start
         return 1.0 if now is None or start is None or start <= 0.0 else now / start
 
     @property
     def moved(self) -> bool:
-        """Return whether the distance from the start is more than noise explains."""
+        """True if the distance from the start is more than noise explains."""
         return abs(self.gain) > self._error
 
     @property
@@ -471,14 +494,14 @@ class Change:
 
 
 class Peak(Change):
-    """Adds the best such median since the start."""
+    """A metric's level compared with its start, as :class:`Change`, and with its best level since then."""
 
     def __init__(self, rows: int = 15, steps: int = 30) -> None:
         super().__init__(rows, steps)
         self._best: float | None = None
 
     def update(self, step: int, value: float) -> None:
-        """Take the next finite value."""
+        """Read the metric's next finite value, at a step."""
         super().update(step, value)
         now = self.now
         if now is not None and self._base.done:
@@ -486,46 +509,46 @@ class Peak(Change):
 
     @property
     def best(self) -> float | None:
-        """Return the highest level since the start."""
+        """Highest level since the start; None if unknown."""
         start = self.start
         return None if start is None else start if self._best is None else max(start, self._best)
 
     @property
     def fallen(self) -> float:
-        """Return the distance below the best; 0 if unknown."""
+        """Distance of the level below its best; 0 if unknown."""
         now, best = self.now, self.best
         return 0.0 if now is None or best is None else max(best - now, 0.0)
 
     @property
     def dropped(self) -> bool:
-        """Return whether the distance below the best is more than noise explains."""
+        """True if the distance below the best level is more than noise explains."""
         return self.fallen > self._error
 
 
 # Other metrics that confirm or rule out a detector's finding.
 
 DETERMINISTIC = 1e-3
-"""Share of log V below which a language model is practically deterministic."""
+"""Entropy, as a share of log V, below which a language model is practically deterministic."""
 CUT = 0.95
 """Share of responses cut at the length limit that counts as nearly all."""
 STIFF = 0.1
-"""Range of the mean rewards of the last rows, over that of the first rows, below which all batches end the same."""
+"""Range of mean rewards of the last rows, over that of the first rows, below which all batches earn about the same."""
 AGREE = 1e-6
-"""Spread of rewards, relative to their size, below which a group agrees."""
+"""Spread of rewards, relative to their size, below which all rewards of a group count as equal."""
 
 
 def kept_by_layer_clip(step: ClosedStep) -> float:
-    """Return the factor that layer-wise clipping left of the layer it scaled down most; 1 without such clipping."""
+    """Return the factor by which layer-wise clipping scaled down the layer it clipped most; 1 without such clipping."""
     get = step.numbers.get
     scale, clipped = get("optim/clip_scale_min"), get("optim/layers_clipped")
     return 1.0 if scale is None or not clipped else min(max(scale, 0.0), 1.0)
 
 
 def silent_share(step: ClosedStep) -> float | None:
-    """Return the share of samples without gradient in this row, by the best measure logged; None without one.
+    """Return the share of samples without gradient in this row, by the best measure logged; None if none is logged.
 
-    It is the trainer's own count, otherwise whether the reward did not vary at all, otherwise whether all advantages
-    were zero.
+    It is the trainer's own share of groups with equal rewards. Otherwise it is 1 or 0: whether the reward did not vary
+    at all, or whether all advantages were zero.
     """
     get = step.numbers.get
     share = get("reward/zero_std_frac")
@@ -542,9 +565,9 @@ def silent_share(step: ClosedStep) -> float | None:
 
 
 class RunContext:
-    """Reward, share of silent samples and gradient norm of a run, each against its own beginning.
+    """Reward, share of samples without gradient and gradient norm of a run, each compared with its own beginning.
 
-    ``log_vocab`` is the entropy of uniform noise in nats, the ceiling; None if no vocabulary size is known.
+    ``log_vocab``: the entropy of uniform noise in nats, which is the maximum; None if no vocabulary size is known.
     """
 
     def __init__(self) -> None:
@@ -561,7 +584,7 @@ class RunContext:
         self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
-        """Take a row; a row given again is ignored."""
+        """Read the context's metrics of a row; the same row again is ignored, because detectors share this object."""
         if step is self._taken:
             return
         self._taken = step
@@ -591,22 +614,22 @@ class RunContext:
 
     @property
     def silent(self) -> float | None:
-        """Return the mean share of samples without gradient over the last rows."""
+        """Mean share of samples without gradient over the last rows; None if unknown."""
         return self._silent.mean
 
     @property
     def has_learning_signal(self) -> bool:
-        """Return whether half of the groups differ in at least one of six rows: a weak signal, but some."""
+        """True if half of the groups have differing rewards in at least one of six rows: a weak signal, but some."""
         return 6 * sum(share < 0.5 for share in self._silent.values) >= len(self._silent) > 0
 
     @property
     def grad(self) -> float | None:
-        """Median gradient norm of the last rows."""
+        """Median gradient norm of the last rows; None if unknown."""
         return self._grad.get()
 
     @property
     def grad_ratio(self) -> float | None:
-        """Return the median norm of the last rows over the upper quartile of the first; None if unknown.
+        """Median gradient norm of the last rows over the upper quartile of the first; None if unknown.
 
         Rows in which all groups agree are left out: their gradient is 0 by construction.
         """
@@ -617,27 +640,28 @@ class RunContext:
 
     @property
     def truncated(self) -> bool:
-        """Return whether nearly all responses are cut at the length limit."""
+        """True if nearly all responses are cut at the length limit."""
         clipped = self._clipped.get()
         return clipped is not None and clipped >= CUT
 
     @property
     def newly_truncated(self) -> bool:
-        """Return whether they are now, and were not when the run began."""
+        """True if nearly all responses are cut at the length limit now, and were not when the run began."""
         return self.truncated and (self._clipped_base.first or 0.0) < CUT
 
     @property
     def stiff(self) -> bool:
-        """Return whether batches, which used to differ, all earn about the same, between the deciles."""
+        """True if all batches, which used to differ, earn about the same now (range between the deciles)."""
         now, low, high = self._means, self._means_base.upper(0.1), self._means_base.upper(0.9)
         if len(now) < now.least or low is None or high is None or not self._means_base.done:
             return False
         return quantile(now.values, 0.9) - quantile(now.values, 0.1) < STIFF * (high - low)
 
     def mute(self) -> bool:
-        """Return whether hardly any sample has a gradient: by count, or by a lower count and one more metric.
+        """Return True if hardly any sample has a gradient: by their share alone, or by a lower share and one more
+        metric.
 
-        That metric is the gradient norm; where none is logged, that all batches earn the same.
+        That metric is the gradient norm; if none is logged, that all batches earn the same.
         """
         share, ratio = self.silent, self.grad_ratio
         if share is None:

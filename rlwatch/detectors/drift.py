@@ -1,4 +1,4 @@
-"""Slow drift: several families of metrics far from where the run began, and no reward to show for it.
+"""Detect slow drift: metrics of several families are far from where the run began, and the reward has not gained.
 
 A detector with a moving baseline follows a drift and treats it as normal, so this one compares with the first rows of
 the run. A single distant family is weak evidence: lengths settle, entropy is spent on reward, a KL term is chosen
@@ -21,17 +21,17 @@ from rlwatch.stats import Hold, median
 from rlwatch.wording import number
 
 FIRST_ROWS, LAST_ROWS = 5, 3
-"""Rows whose median is where the run began, and where it is now."""
+"""Rows whose median is the start of the run, and rows whose median is its present level."""
 SETTLED_ROWS, SETTLED_STEPS = 8, 10
 """Rows and steps at the start in which much settles: before them nothing has drifted."""
 NOISE_ROWS = 30
 """Newest rows from which the noise of one row is estimated."""
 BEYOND = 1.5
-"""Deviations of a single row by which a level must be beyond its limit's half: small batches reach any factor."""
+"""A level must exceed its limit by so many deviations of a single row: small batches reach any factor by chance."""
 FAMILIES = 2
-"""Families that must be far out at once."""
+"""Number of families that must be far out at once."""
 ROWS, SURE_ROWS, SURE_STEPS = 2, 4, 8
-"""Rows for which they must be for a warning; rows and steps for critical."""
+"""Rows for which the families must be far out for a warning; rows and steps for a critical finding."""
 FINE = 4
 """Steps between two rows from which one row is enough for a warning: it already covers many steps."""
 PAID = 1.5
@@ -49,7 +49,7 @@ def _share(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DriftMetric:
-    """A metric that rises as a policy drifts.
+    """A metric that rises as a policy drifts, with the limits from which it counts as far out.
 
     ``far``: distance from the start, after ``scale``, that counts as far. ``least``: level in the metric's own unit
     below which the metric is harmless. ``floor``: lower bound on the start, because any level is a large multiple of a
@@ -78,7 +78,9 @@ SIGNS = (
 
 
 class DriftCourse:
-    """One metric over a run: its start, its level, and the step since which it has been half of the way out."""
+    """One metric over a run: its start, its level, and the step since which it has been half of the way to its
+    limit.
+    """
 
     def __init__(self, sign: DriftMetric) -> None:
         self.sign = sign
@@ -89,7 +91,7 @@ class DriftCourse:
         """In the metric's own unit; None until known."""
 
     def update(self, step: int, value: float) -> None:
-        """Take the next finite value."""
+        """Read the metric's next finite value, at a step."""
         value, sign = abs(value), self.sign
         self._rows.append(sign.scale(value))
         if self.start is None:
@@ -105,12 +107,12 @@ class DriftCourse:
 
     @property
     def now(self) -> float:
-        """Return the level, on the scale of the metric."""
+        """Median of the last rows, on the scale of the metric (mostly its logarithm)."""
         return median(list(self._rows)[-LAST_ROWS:])
 
     @property
     def far(self) -> float:
-        """Return the distance from the start over ``far``; 0 where it is unknown, harmless or chance."""
+        """Distance from the start as a multiple of the limit; 0 if it is unknown, harmless or explained by chance."""
         if self.start is None or self._out.rows < LAST_ROWS - 1:
             return 0.0
         now, sign = self.now, self.sign
@@ -122,17 +124,18 @@ class DriftCourse:
 
     @property
     def since(self) -> int | None:
-        """Return the first of the latest rows that are half of the way out."""
+        """First step since which rows are half of the way to the limit; None if they are not."""
         return self._out.since
 
     def words(self) -> str:
-        """Return name, start and level, for a message."""
+        """Return the metric's name, start and level, for a message."""
         now = math.exp(self.now) if self.sign.scale is _log else self.now
         return f"{self.sign.metric} from {number(self.start)} to {number(now)}"
 
 
 class SlowDrift(BaseDetector):
-    """Two families far from the run's first rows while the reward has gained nothing.
+    """Detector of slow drift: two families of metrics far from the run's first rows while the reward has gained
+    nothing.
 
     Critical once it has lasted, unless the reward is nearly full or unknown: then there is no evidence of a loss.
     """
@@ -153,7 +156,7 @@ class SlowDrift(BaseDetector):
         self._rows = 0
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge all metrics of a row together."""
+        """Judge all metrics of a row together and return the drift, if there is one."""
         self._start = step.step if self._start is None else min(self._start, step.step)
         gap = 1 if self._last is None else step.step - self._last
         self._rows, self._last = self._rows + 1, step.step

@@ -1,4 +1,4 @@
-"""Joint evidence: metrics of several families leave the run's own past in the same rows.
+"""Detect a collapse by joint evidence: metrics of several families leave the run's own past in the same rows.
 
 One moving metric is weak evidence: data differ in difficulty, batches are small, spikes pass. If the reward falls in
 the rows in which the entropy doubles or every answer is cut, the run has failed, and two rows show it. Each indicator
@@ -35,7 +35,7 @@ LAST = 2
 NORMAL_95 = 1.645
 """Standard deviations between the median and the 95th percentile of a normal variable."""
 MANY = 8
-"""Number of earlier deviations from which the run's chance variation is estimated."""
+"""Number of earlier deviations from which the run's chance variation can be estimated."""
 DELAY = 2
 """Rows after which a deviation counts as chance: the beginning of a failure shows within them."""
 UNPRECEDENTED = 2.25
@@ -49,7 +49,7 @@ ACCEPTED_ROWS = 12
 FINE = 4
 """Steps between two rows below which two evaluations must agree; rows further apart already cover many steps."""
 ONE_PROMPT_ROWS, SINGLE_ROWS = 8, 4
-"""Rows after which a run is known to log one prompt a row, and the number of rows that must then agree."""
+"""Rows after which a run is known to log one prompt per row, and the number of rows that must then agree."""
 SOME = 0.2
 """Evidence below which an indicator does not keep an alarm raised."""
 SIGNIFICANT = 0.6
@@ -68,7 +68,7 @@ WELL = 0.5
 
 
 def log(value: float) -> float:
-    """Return the logarithm of the magnitude, at least that of 1e-8: factors count, not differences."""
+    """Return the logarithm of the magnitude of ``value``, at least that of 1e-8: factors count, not differences."""
     return math.log(max(abs(value), 1e-8))
 
 
@@ -79,13 +79,13 @@ def logit(share: float) -> float:
 
 
 def same(value: float) -> float:
-    """Return the value itself: a third more answers means the same at any level."""
+    """Return ``value`` unchanged, as the scale of metrics for which a difference means the same at any level."""
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Indicator:
-    """A metric and the direction in which it leaves its past in a failure.
+    """A metric and the direction in which it leaves its past when a run fails.
 
     ``effect``: the deviation, after ``scale``, that is weak evidence. ``least`` and ``most``: bounds in the metric's
     own unit outside which the move is harmless. ``cap``: the largest evidence it can give. ``alone``: a level that no
@@ -104,12 +104,14 @@ class Indicator:
 
     @property
     def words(self) -> str:
-        """Name and direction."""
+        """Name of the metric and the direction, such as ``policy/entropy up``."""
         return f"{self.metric} {'up' if self.up else 'down'}"
 
 
 SIGNAL = "signal"
-"""Family of groups whose rewards agree. A reward that falls to zero causes it, so it does not confirm such a fall."""
+"""Family of metrics of groups with equal rewards. A reward that falls to zero causes those, so they do not confirm
+it.
+"""
 LENGTH, CUT = "length", "cut"
 
 INDICATORS = (
@@ -141,7 +143,9 @@ NUMBERS = ("reward/mean", "policy/entropy", "optim/grad_norm", "loss/policy")
 
 
 def evidence(deviations: float, most: float = MOST) -> float:
-    """Weight of a deviation: 0 up to 1.5 of its units, 1 at 3, 3 at 6 and beyond.
+    """Return the evidence of a deviation, given in units of chance variation: 0 up to 1.5, 1 at 3, 3 at 6 and beyond.
+
+    ``most``: upper bound on the evidence.
 
     >>> evidence(1.0), evidence(3.0), evidence(60.0)
     (0.0, 1.0, 3.0)
@@ -150,15 +154,16 @@ def evidence(deviations: float, most: float = MOST) -> float:
 
 
 def noise(values: Sequence[float]) -> float:
-    """Return the standard deviation of one row, from jumps between neighbours; larger where few rows are known."""
+    """Return the standard deviation of one row, from jumps between neighbours; larger if few rows are known."""
     jumps = list(map(abs, map(sub, values[1:], values)))
     return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) * (1.0 + 2.0 / len(values)) if jumps else 0.0
 
 
 class Earlier:
-    """Deviations of the rows so far: the chance variation of this run, without rows of a suspected failure.
+    """Earlier deviations of a metric, which give its chance variation in this run, without rows of a suspected failure.
 
     It includes whatever moves the metric together with its neighbours: data of changing difficulty, small batches.
+    ``most``: number of deviations that are remembered.
     """
 
     def __init__(self, most: int) -> None:
@@ -170,9 +175,10 @@ class Earlier:
         self._away = 0
 
     def take(self, deviation: float, *, far: bool, accepted: int) -> None:
-        """Store a deviation after :data:`DELAY` rows.
+        """Store a deviation after :data:`DELAY` further rows.
 
-        Deviations of an excursion, and of the rows that led into it, are stored only once it lasts ``accepted`` rows.
+        ``far``: it is part of an excursion. Deviations of an excursion, and of the rows that led into it, are stored
+        only once it lasts ``accepted`` rows.
         """
         self._away = self._away + 1 if far else 0
         if far and self._away <= accepted:
@@ -193,11 +199,13 @@ class Earlier:
 
     @property
     def many(self) -> bool:
-        """Return whether there are enough deviations to estimate chance variation."""
+        """True if there are enough deviations to estimate chance variation."""
         return len(self._kept) >= MANY
 
     def scale(self) -> tuple[float, float, float]:
-        """Return the usual deviation (at least 0), the standard deviation of the upper half, and the largest one."""
+        """Return the usual deviation (at least 0), the standard deviation of the upper half, and the largest
+        deviation.
+        """
         if self._ordered is None:
             self._ordered = sorted(self._kept)
         ordered, self._order_used = self._ordered, True
@@ -206,7 +214,7 @@ class Earlier:
 
 
 class Watch:
-    """One indicator over the rows of a run."""
+    """Evidence that one indicator gives over the rows of a run."""
 
     def __init__(self, indicator: Indicator) -> None:
         self.indicator, self.metric = indicator, indicator.metric
@@ -232,7 +240,7 @@ class Watch:
         """True if the last measured row is beyond half the effect."""
 
     def update(self, step: int, value: float | None, fade: float, error: float) -> None:
-        """Take a row; None where the metric was not measured.
+        """Read the indicator's metric of the next row; None if it was not measured.
 
         ``fade``: factor on evidence that is not renewed. ``error``: standard error of a share of the answers; 0 if
         unknown.
@@ -307,16 +315,18 @@ class Watch:
 
     @property
     def since(self) -> int | None:
-        """Return the step since which single rows are beyond half the effect."""
+        """Step since which single rows are beyond half the effect; None if they are not."""
         return self._beyond.since
 
     @property
     def newest(self) -> float | None:
-        """Return the last value, in the metric's own unit."""
+        """Last value of the metric, in its own unit; None if there is none."""
         return self._rows[-1][2] if self._rows else None
 
     def returned(self, half: float) -> bool:
-        """Return whether the last rows are back below ``half``, on the scale."""
+        """Return True if the last rows are back below ``half``, a level on the indicator's scale, or are no longer
+        measured.
+        """
         return (
             not self._rows
             or self._blank > LAST + 1
@@ -325,7 +335,7 @@ class Watch:
 
 
 class RewardFall:
-    """The reward below the best level it has held, over windows of 2, 4 and 8 rows."""
+    """Evidence that the reward fell below the best level it has held, over windows of 2, 4 and 8 rows."""
 
     WINDOWS = (2, 4, 8)
     ACCEPTED = 25
@@ -362,7 +372,7 @@ class RewardFall:
         """:attr:`since` when the row was judged."""
 
     def update(self, step: int, value: float | None) -> None:
-        """Take a row; None where the reward was not measured."""
+        """Read the mean reward of the next row; None if it was not measured."""
         if value is None:
             return
         rows = self._rows
@@ -429,7 +439,7 @@ class RewardFall:
 
     @property
     def row(self) -> float:
-        """Return the noise of one row, from the rows before the suspected fall."""
+        """Standard deviation of one row, from the rows before the suspected fall."""
         if self._row is None:
             self._row = max(noise(self._sound()), self.error)
         return self._row
@@ -439,7 +449,7 @@ class RewardFall:
 
     @property
     def well(self) -> bool:
-        """Return whether the reward is at its best."""
+        """True if the reward is at its best level."""
         if self._well is None:
             fall, usual, least = self._close
             self._well = fall <= usual + least / 2.0 or fall <= usual + self._unit(LAST, least) / 2.0
@@ -464,7 +474,7 @@ class RewardFall:
 
     @property
     def error(self) -> float:
-        """Return the standard error of a share of the answers of a row, as far as their number is known."""
+        """Standard error of the mean reward of one row with few answers; 0 if their number is large or unknown."""
         return self._answers.error
 
     def _sound(self) -> list[float]:
@@ -475,12 +485,12 @@ class RewardFall:
 
     @property
     def since(self) -> int | None:
-        """Return the step since which single rows are that far below the best level."""
+        """Step since which single rows are far below the best level; None if they are not."""
         return self._beyond.since
 
     @property
     def now(self) -> float | None:
-        """Return the mean of the last two rows."""
+        """Mean reward of the last two rows; None if there is none."""
         return (
             None
             if not self._rows
@@ -490,9 +500,10 @@ class RewardFall:
 
 
 class OnePrompt:
-    """Detect a log in which each row holds the answers to one prompt: all of its groups agree, or none does.
+    """Recognise a log in which each row has the answers to one prompt, from the share of groups with equal rewards.
 
-    Lengths, cuts and reward are then those of one prompt, and the next row has another.
+    That share is then always 0 or 1. Lengths, cuts and reward of a row are those of one prompt, and the next row has
+    another.
     """
 
     def __init__(self) -> None:
@@ -500,7 +511,7 @@ class OnePrompt:
         self._whole = {0.0: 0, 1.0: 0}
 
     def update(self, share: float | None) -> None:
-        """Take the share of groups that agree; None where it was not measured."""
+        """Read a row's share of groups with equal rewards; None if it was not measured."""
         if share is None:
             return
         self._rows += 1
@@ -509,7 +520,7 @@ class OnePrompt:
 
     @property
     def single(self) -> bool:
-        """Return whether there were rows of both kinds and no others."""
+        """True if all rows had a share of 0 or 1, and there were several of each."""
         return (
             self._rows == sum(self._whole.values()) and self._rows >= ONE_PROMPT_ROWS and min(self._whole.values()) > 1
         )
@@ -517,7 +528,10 @@ class OnePrompt:
 
 @dataclass(slots=True)
 class JointAlarm:
-    """A raised alarm: its indicators, and for each the level (half of its deviation) at which it ends."""
+    """A raised alarm of joint evidence: when it began, and the levels at which it ends.
+
+    ``halves``: number of each indicator -> half of its deviation. ``reward_half``: the same for the reward, or None.
+    """
 
     onset: int
     since: int
@@ -528,7 +542,9 @@ class JointAlarm:
 
 
 class JointEvidence(BaseDetector):
-    """Failures shown by several families at once, or by one indicator at a level that no sound run reaches."""
+    """Detector of collapses shown by several families of metrics at once, or by one at a level that no sound run
+    reaches.
+    """
 
     name: ClassVar[str] = "joint_collapse"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
@@ -558,7 +574,7 @@ class JointEvidence(BaseDetector):
         """
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge all indicators of a row together."""
+        """Judge all indicators of a row together and return the collapse while its alarm is raised."""
         self._gap = 1 if self._last is None else max(step.step - self._last, 1)
         self._last = step.step
         numbers = step.numbers

@@ -1,4 +1,4 @@
-"""The machine under the run: a rank that delays the others, GPUs slowed by heat, memory and disks that run out."""
+"""Detectors of the machine under a run: a slow rank, GPUs throttled by heat, memory and disks that run out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from rlwatch.stats import Hold, Window
 from rlwatch.wording import number
 
 FOLLOWED = 1024
-"""Ranks or GPUs followed at most."""
+"""Most ranks or GPUs that are followed."""
 SLOWER = 1.25
-"""Times the median of the ranks: at this factor, waiting for the slow rank costs what more GPUs gained."""
+"""Factor over the median of the ranks at which waiting for the slow rank costs what more GPUs gained."""
 SLOW_ROWS = 5
-"""Consecutive rows, each on the median of the last twenty: response lengths differ by rank and step, a faulty machine
-stays slow."""
+"""Consecutive rows for which a rank must be slow, each judged by the median of the last twenty: response lengths differ
+by rank and step, while a faulty machine stays slow.
+"""
 
 
 class StragglingRank(BaseDetector):
-    """Time of each rank for its own part of a step, over the median of all ranks: the same rank is slow for long."""
+    """Detector of a slow rank: its time for its own part of a step exceeds the median of all ranks for many rows."""
 
     name: ClassVar[str] = "straggling_rank"
     reads: ClassVar[tuple[str, ...]] = ("time/rank/",)
@@ -36,11 +37,13 @@ class StragglingRank(BaseDetector):
         self._slow: dict[str, Hold] = {}
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether two ranks or more were timed."""
+        """Return True if the times of at least two ranks are in the row."""
         return len(_times(step)) > 1
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each rank against the median of all; of two, the slower one against their mean."""
+        """Compare each rank's time with the median of all (of two, with their mean); return a finding for the
+        slowest.
+        """
         times = _times(step)
         usual = median(times.values())
         if usual <= 0.0:
@@ -79,13 +82,13 @@ def _times(step: ClosedStep) -> dict[str, float]:
 
 
 HELD_BACK = 0.5
-"""Share of the samples in which the clock was throttled: half of the time is no passing peak."""
+"""Share of the readings with a throttled clock that counts: half of the time is no passing peak."""
 HELD_ROWS = 5
-"""Consecutive rows of it."""
+"""Consecutive rows for which the clock must be throttled."""
 
 
 class GpuThrottled(BaseDetector):
-    """GPUs throttled by heat or by the power supply, row after row. Their own power limit is no failure."""
+    """Detector of GPUs throttled by heat or by the power supply for many rows. Their own power limit is no failure."""
 
     name: ClassVar[str] = "gpu_throttled"
     reads: ClassVar[tuple[str, ...]] = ("system/gpu/",)
@@ -97,11 +100,11 @@ class GpuThrottled(BaseDetector):
         self._held_back: dict[str, Hold] = {}
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether a GPU reported its clock."""
+        """Return True if a GPU's throttling is in the row."""
         return bool(_throttled(step))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each GPU."""
+        """Judge the throttling of each GPU; return a finding for the worst."""
         shares = _throttled(step)
         for name, share in shares.items():
             if name in self._held_back or len(self._held_back) < FOLLOWED:
@@ -137,25 +140,27 @@ def _throttled(step: ClosedStep) -> dict[str, float]:
 # What runs out: memory that leaks, disks that fill.
 
 POINTS = 24
-"""Readings that a trend is made of."""
+"""Number of readings that a trend is made of."""
 APART_S = 60.0
-"""Least seconds between two of them: over less than these 24 minutes, normal work looks like a leak."""
+"""Least seconds between two readings: over less than these 24 minutes, normal work looks like a leak."""
 STEADY = 0.3
-"""The slowest quarter of the window over the fastest, at least: a jump is no leak."""
+"""The slowest quarter of the window must fall at least at this share of the fastest: a jump is no leak."""
 LASTING = 0.75
-"""The last quarter over the first, at least: what fills at the start of a run slows down."""
+"""The last quarter must fall at least at this share of the first: what fills at the start of a run slows down."""
 CLEAR = 4.0
-"""The whole fall over the usual deviation within a quarter (a straight line has 12, noise about 1)."""
+"""The whole fall must exceed the usual deviation within a quarter by this factor (a straight line has 12, noise about
+1).
+"""
 HOURS = 12.0
 """Hours until exhaustion from which the operator should be warned: one night."""
 CONFIRMED = 6
-"""Consecutive readings that must confirm it."""
+"""Number of consecutive readings that must confirm it."""
 MOST = 1e12
-"""A free amount beyond this is not a valid reading."""
+"""Free GiB beyond this are not a valid reading."""
 
 
 class Depletion:
-    """Forecast of when a resource is exhausted: the hours left, where the free amount falls steadily."""
+    """Forecast of when a resource is exhausted, from a free amount that falls steadily."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)
@@ -167,7 +172,7 @@ class Depletion:
         """First step of the readings that show it."""
 
     def update(self, step: int, ts: float, left: float) -> None:
-        """Take a reading at time ``ts`` in seconds; a row without a time is ignored."""
+        """Read the free amount ``left`` at a step and time ``ts`` (Unix seconds); a row without a time is ignored."""
         if ts <= 0.0 or not 0.0 <= left <= MOST:
             return
         last = self._points[-1][0] if self._points else -math.inf
@@ -185,7 +190,7 @@ class Depletion:
 
     @property
     def lasted(self) -> bool:
-        """Return whether consecutive readings show exhaustion within :data:`HOURS`."""
+        """True if consecutive readings forecast exhaustion within :data:`HOURS`."""
         return self.hours is not None and self._hold.lasted(CONFIRMED)
 
     def _forecast(self) -> float | None:
@@ -215,19 +220,19 @@ class _RunsOut(BaseDetector):
         self._depletions: dict[str, Depletion] = {}
 
     def left(self, step: ClosedStep) -> dict[str, float]:
-        """Return the free amounts, by metric."""
+        """Return the free GiB of each resource in this row, by metric."""
         raise NotImplementedError
 
     def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:
-        """Return the message."""
+        """Return the finding's message, given the resource's metric, its free GiB, and the hours left in words."""
         raise NotImplementedError
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether a free amount is known."""
+        """Return True if a free amount is in the row."""
         return bool(self.left(step))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each trend."""
+        """Judge the trend of each resource; return a finding for the one that is exhausted first."""
         lefts = self.left(step)
         for metric, left in lefts.items():
             if metric in self._depletions or len(self._depletions) < FOLLOWED:
@@ -252,25 +257,29 @@ class _RunsOut(BaseDetector):
 
 
 class MemoryLeak(_RunsOut):
-    """Available memory of each machine: once it is exhausted, the kernel kills the run."""
+    """Detector of leaking memory: available memory of a machine falls steadily; once exhausted, the kernel kills the
+    run.
+    """
 
     name: ClassVar[str] = "memory_leak"
     reads: ClassVar[tuple[str, ...]] = ("system/memory/free",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("system/memory/free",), ("system/rank/",))
 
     def left(self, step: ClosedStep) -> dict[str, float]:
-        """Return free GiB, by machine."""
+        """Return the available memory of each machine in GiB, by metric."""
         return _of(step, "/memory/free")
 
     def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:
-        """Return the machine, the time left, and how much of its memory the training process holds."""
+        """Return the message: memory and time left, and how much memory the training process uses."""
         own = finite(step, metric.removesuffix("free") + "process")
         having = "" if own is None else f"; the training process has {number(own)} GiB"
         return f"memory falls steadily: {number(left)} GiB are left, and gone in about {hours}{having} ({metric})"
 
 
 class DiskFullAhead(_RunsOut):
-    """Free space of each disk: a checkpoint that cannot be written ends the run, and may spoil the one before."""
+    """Detector of disks that fill up: a checkpoint that cannot be written ends the run, and may spoil the one
+    before.
+    """
 
     name: ClassVar[str] = "disk_full_ahead"
     reads: ClassVar[tuple[str, ...]] = ("system/disk/checkpoints/free", "system/disk/store/free")
@@ -281,11 +290,11 @@ class DiskFullAhead(_RunsOut):
     )
 
     def left(self, step: ClosedStep) -> dict[str, float]:
-        """Return free GiB, by disk."""
+        """Return the free space of each disk in GiB, by metric."""
         return {name: left for name, left in _of(step, "/free").items() if "/disk/" in name}
 
     def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:  # noqa: ARG002
-        """Return the disk and the time left."""
+        """Return the message: the disk, its free space and the time left."""
         disk = metric.removesuffix("/free").rpartition("/")[2]
         return f"the disk of the {disk} fills up: {number(left)} GiB are left, and full in about {hours} ({metric})"
 

@@ -33,12 +33,12 @@ def of_plugins() -> tuple[type[Detector], ...]:
 
 
 def registered() -> tuple[type[Detector], ...]:
-    """Return all detector classes that a run gets."""
+    """Return all detector classes that a run uses: those of the catalogue, then those of plugins."""
     return (*REGISTRY, *of_plugins())
 
 
 def default_detectors() -> list[Detector]:
-    """Return new instances of all registered detectors for one run; state that several need is shared."""
+    """Return new instances of all registered detectors for one run; state that several of them need is shared."""
     detectors = [detector() for detector in REGISTRY]
     context = RunContext()
     common = {type(part): part for part in (context, context.reward, *detectors)}
@@ -49,7 +49,7 @@ def default_detectors() -> list[Detector]:
 
 
 class GuardedDetector:
-    """Wrap a plugin's detector: after an exception or an invalid result it is logged once and disabled.
+    """Wrapper of a plugin's detector: after an exception or an invalid result it is logged once and disabled.
 
     Parameters
     ----------
@@ -62,15 +62,15 @@ class GuardedDetector:
         self._detector: Detector | None = call_or(made, self._failed)
 
     def update(self, step: ClosedStep) -> list[Finding]:
-        """Return the detector's findings for a closed step."""
+        """Return the wrapped detector's findings for a closed step; none once it is disabled."""
         return self._call(lambda detector: detector.update(step))
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Return the detector's findings when a record arrives."""
+        """Return the wrapped detector's findings for a record that just arrived; none once it is disabled."""
         return self._call(lambda detector: detector.arrival(step))
 
     def notice(self, event: Event) -> None:
-        """Pass the event to the detector."""
+        """Pass the event to the wrapped detector, unless it is disabled."""
 
         def notify(detector: Detector) -> list[Finding]:
             detector.notice(event)

@@ -1,4 +1,4 @@
-"""A metric beyond a limit: risen above how the run began, or beyond a bound whatever it began with."""
+"""Detect a metric beyond a limit: risen above how the run began, or beyond a bound whatever it began with."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
 ASIDE = 10
-"""Newest rows that are buffered: windows hold no more."""
+"""Number of newest rows that are buffered: windows hold no more."""
 MOST = 1e9
-"""Odds and weights beyond this are all the same."""
+"""Odds and weights are clamped to this value."""
 
 
 def size(value: float) -> float:
-    """Return the absolute value."""
+    """Return the absolute value, as the scale of a limit."""
     return abs(value)
 
 
 def odds(share: float) -> float:
-    """Return the odds of a share in [0, 1]: a factor on odds means the same at 0.1 % and at 30 %."""
+    """Return the odds of a share in [0, 1], as the scale of a limit: a factor on odds means the same at 0.1 % and at 30
+    %.
+    """
     return MOST if share >= 1.0 else min(abs(share) / (1.0 - share), MOST)
 
 
 def spread_of_ess(ess: float) -> float:
-    """Return 1/ESS - 1, the chi^2 of weights with the effective sample size ``ess`` in (0, 1]."""
+    """Return 1/ESS - 1, the chi^2 of weights whose effective sample size, over their number, is ``ess`` in (0, 1]."""
     return MOST if ess <= 0.0 else min(max(1.0 / ess - 1.0, 0.0), MOST)
 
 
@@ -41,15 +43,17 @@ def log_size(ratio: float) -> float:
 
 
 def inverse(value: float) -> float:
-    """Return 1 / |value|, for quantities that are bad when small."""
+    """Return 1 / |value|, as the scale of quantities that are bad if small."""
     return MOST if abs(value) <= 1.0 / MOST else min(1.0 / abs(value), MOST)
 
 
 @dataclass(frozen=True, slots=True)
 class RiseLimit:
-    """A bound of a metric: ``floor`` in its own unit, and ``factor`` times how the run began, after ``scale``.
+    """A limit of a metric: ``floor`` in its own unit, or ``factor`` times its start, whichever is higher, after
+    ``scale``.
 
-    Values above ``most`` are another quantity under the same name. ``text``: what a finding reports about the metric.
+    Values above ``most`` are another quantity under the same name, and ignored. ``text``: description of the metric in
+    a finding.
     """
 
     metric: str
@@ -61,7 +65,7 @@ class RiseLimit:
 
 
 class Rise:
-    """One metric against its limit: the median of its last rows, beyond it for three rows.
+    """One metric compared with its limit: the median of its last rows must be beyond it for three rows.
 
     Most rows of most runs are far below the limit. While no row of the window is near it and no finding holds, rows are
     only buffered (the newest :data:`ASIDE`, all that the windows keep) and processed when a result is needed.
@@ -88,7 +92,10 @@ class Rise:
         self._last = -1
 
     def update(self, step: int, value: float | None, floor: float | None = None) -> None:
-        """Take a row; None where the metric was not measured. ``floor`` replaces the floor of the limit."""
+        """Read the metric's value in the next row; None if it was not measured.
+
+        ``floor`` replaces the floor of the limit, if given.
+        """
         if value is None:
             self._blank += 1
             if self._blank > CARRY_ROWS:
@@ -134,59 +141,59 @@ class Rise:
 
     @property
     def score(self) -> float:
-        """Return the level of the last rows over the threshold."""
+        """Level of the last rows over the threshold, on the limit's scale; 0 if unknown."""
         self._catch_up()
         now = self._now.get()
         return 0.0 if now is None or math.isinf(self.threshold) else now / self.threshold
 
     @property
     def level(self) -> float | None:
-        """Median of the last rows, in the metric's own unit."""
+        """Median of the last rows, in the metric's own unit; None if unknown."""
         self._catch_up()
         return self._raw.get()
 
     @property
     def began(self) -> float | None:
-        """Median of the first rows, on the scale."""
+        """Median of the first rows, on the limit's scale; None if unknown."""
         return self._base.get()
 
     @property
     def factor(self) -> float | None:
-        """Return the level as a multiple of its beginning, on the scale; None where it began at zero."""
+        """Level as a multiple of its start, on the limit's scale; None if unknown or if it began at zero."""
         self._catch_up()
         now, level = self._now.get(), self._base.get()
         return None if now is None or not level else now / level
 
     def evidence(self) -> dict[str, float | int | None]:
-        """Return the numbers behind the finding: level, threshold and beginning (both on the scale), and factor."""
+        """Return the numbers behind a finding: level, threshold and start (both on the limit's scale), and factor."""
         limit = self.threshold
         return {"level": self.level, "threshold": limit, "start": self.began, "factor": self.factor}
 
     @property
     def lasted(self) -> bool:
-        """Return whether it has been beyond the limit for three rows."""
+        """True if the median has been beyond the limit for three rows."""
         return self.out.since is not None and self.out.lasted(3)
 
     @property
     def since(self) -> int | None:
-        """Return the step since which single rows, or otherwise their median, are beyond the limit."""
+        """Step since which single rows, or otherwise their median, are beyond the limit; None if they are not."""
         return self.out.since if self._row.since is None else self._row.since
 
 
 class FormattedNumber(float):
-    """A number in a message: formatted by :func:`~rlwatch.detectors.base.number`, or by a format specification."""
+    """A number in a message: formatted by :func:`~rlwatch.wording.number`, or by a format specification."""
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else number(float(self))
 
 
 class RiseDetector(BaseDetector):
-    """Report the metric furthest beyond its limit, of several that show one failure.
+    """Base of detectors that report, of several metrics that show one failure, the one furthest beyond its limit.
 
     A subclass is data: ``limits`` and ``message``. Fields of the message: ``{metric}``; ``{level}`` now and ``{start}``
-    at the beginning (on the limit's scale; as a share where that is odds: ``{start_share}``); ``{text}``, the text of
-    the limit; ``{factor}``, the text of ``factor`` where the level is a known multiple of its start; ``{reward}``, the
-    course of the reward, where ``follows_reward``. ``baseline``: baseline of the finding; ``"start"`` means the run's.
+    at the beginning (on the limit's scale; as a share if that is odds: ``{start_share}``); ``{text}``, the text of the
+    limit; ``{factor}``, the text of ``factor`` if the level is a known multiple of its start; ``{reward}``, the course
+    of the reward, if ``follows_reward``. ``baseline``: baseline of the finding; ``"start"`` means the metric's start.
     """
 
     limits: ClassVar[tuple[RiseLimit, ...]]
@@ -195,7 +202,7 @@ class RiseDetector(BaseDetector):
     baseline: ClassVar[float | Literal["start"] | None] = None
     follows_reward: ClassVar[bool] = False
     paid_for: ClassVar[bool] = False
-    """True if the finding is a remark where the reward rose with the metric."""
+    """True if a finding is only ``info`` while the reward rose together with the metric."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -214,7 +221,7 @@ class RiseDetector(BaseDetector):
         self._reward = RewardWatch()
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each metric; report the worst."""
+        """Judge each metric of the row; return a finding for the worst one beyond its limit."""
         plain, numbers, at = self._plain, step.numbers, step.step
         for rise in self._rises:
             limit = rise.limit
@@ -227,16 +234,16 @@ class RiseDetector(BaseDetector):
         return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the value of a metric at this row; None if there is no usable one."""
+        """Return the value of the limit's metric in this row; None if there is no usable one."""
         value = finite(step, limit.metric)
         return None if value is None or value > limit.most else value
 
     def floor(self, limit: RiseLimit) -> float | None:  # noqa: ARG002  (for subclasses)
-        """Return a floor that depends on the run; None: use the limit's own."""
+        """Return a floor for the limit that depends on the run; None to use the limit's own."""
         return None
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding."""
+        """Return the finding for a metric that is beyond its limit."""
         reward = {"reward": self._reward.now} if self.follows_reward else {}
         since = step.step if rise.since is None else rise.since
         return self.finding(
@@ -252,7 +259,7 @@ class RiseDetector(BaseDetector):
         )
 
     def fields(self, rise: Rise) -> dict[str, str | FormattedNumber]:
-        """Return the fields of the message."""
+        """Return the values of the message's fields for a metric that is beyond its limit."""
         start = rise.began or 0.0
         numbers: dict[str, str | FormattedNumber] = {
             "metric": rise.limit.metric,
@@ -266,7 +273,7 @@ class RiseDetector(BaseDetector):
 
 
 class SustainedLevel:
-    """Median of the last rows beyond ``limit.floor``, on the limit's scale, for ``rows`` rows."""
+    """A metric whose level, on the scale of ``limit``, must be beyond ``limit.floor`` for ``rows`` rows."""
 
     def __init__(self, limit: RiseLimit, rows: int = 5) -> None:
         self.limit = limit
@@ -281,7 +288,7 @@ class SustainedLevel:
         self._blank = 0
 
     def update(self, step: int, value: float | None) -> None:
-        """Take a row; None where it was not measured."""
+        """Read the metric's value in the next row; None if it was not measured."""
         if value is None:
             self._blank += 1
             if self._blank > CARRY_ROWS:
@@ -300,33 +307,33 @@ class SustainedLevel:
 
     @property
     def score(self) -> float:
-        """Return the level of the last rows over the bound."""
+        """Level of the last rows over the bound, on the limit's scale; 0 if unknown."""
         now = self._now.get()
         return 0.0 if now is None else now / self.bound
 
     @property
     def level(self) -> float | None:
-        """Median of the last rows, in the metric's own unit."""
+        """Median of the last rows, in the metric's own unit; None if unknown."""
         return self._raw.get()
 
     @property
     def lasted(self) -> bool:
-        """Return whether it has been beyond the bound for long enough."""
+        """True if the level has been beyond the bound for long enough."""
         return self._hold.lasted(self.rows)
 
     @property
     def since(self) -> int | None:
-        """Return the step since which single rows, or otherwise their median, are beyond the bound."""
+        """Step since which single rows, or otherwise their median, are beyond the bound; None if they are not."""
         return self._hold.since if self._row.since is None else self._row.since
 
     @property
     def always(self) -> bool:
-        """Return whether the level was beyond the bound from the start, or nearly: then the set-up is the cause."""
+        """True if the level was beyond the bound, or nearly, from the start: then the set-up is the cause."""
         return self._began >= self.bound / 2.0
 
     @property
     def began_beyond(self) -> bool:
-        """Return whether it was beyond the bound when the run began."""
+        """True if the level was beyond the bound when the run began."""
         return self._began >= self.bound
 
     @property

@@ -1,4 +1,4 @@
-"""Detectors that are data: a metric that is near zero in a healthy run rises, and the rise itself is the failure.
+"""Detectors that are only data: a metric that is near zero in a healthy run rises, and the rise itself is the failure.
 
 Each lists its metrics with their limits and the text of the finding; :class:`~rlwatch.detectors.rise.RiseDetector` does
 the rest. A failure that needs more (another metric's confirmation, another severity) has its own file in the package of
@@ -13,26 +13,30 @@ from rlwatch.detectors.rise import MOST, FormattedNumber, Rise, RiseDetector, Ri
 
 
 def log_of_chi2(chi2: float) -> float:
-    """Return log(1 + chi^2) in nats: products of many weights span decades in healthy runs. A sample can be below 0."""
+    """Return log(1 + chi^2) in nats, as the scale of products of many weights, which span decades in healthy runs.
+
+    An estimate of chi^2 below 0, which a sample can give, counts as 0.
+    """
     return math.log1p(min(max(chi2, 0.0), MOST))
 
 
 def log_above_one(weight: float) -> float:
-    """Return the log of a weight above 1, in nats; 0 below."""
+    """Return the logarithm of a weight above 1, in nats; 0 for weights up to 1."""
     return math.log(min(max(weight, 1.0), MOST))
 
 
 def repeated(distinct: float) -> float:
-    """Return the odds that an n-gram is repeated, from the share of distinct ones."""
+    """Return the odds that an n-gram is a repetition, given the share of distinct n-grams."""
     return MOST if distinct <= 0.0 else odds(max(1.0 - distinct, 0.0))
 
 
 class MismatchTail(RiseDetector):
-    """Effective sample size, chi-squared and second moment of raw weights trainer/rollout, against the start.
+    """Detector of heavy tails of the importance weights between trainer and rollout engine, compared with the start.
 
-    verl computes its effective sample size after truncation, which looks healthy where much is cut, so chi-squared and
-    the weights of responses are read as well. Weights of whole responses vary by decades between healthy runs
-    (sequence KL 7.6 in BF16, 0.3 in FP16: arXiv 2510.26788), so theirs are compared on log scales.
+    It reads effective sample size, chi-squared and second moment. verl computes its effective sample size after
+    truncation, which looks healthy if much is cut, so chi-squared and the weights of responses are read as well.
+    Weights of whole responses vary by decades between healthy runs (sequence KL 7.6 in BF16, 0.3 in FP16: arXiv
+    2510.26788), so theirs are compared on log scales.
     """
 
     name = "mismatch_tail"
@@ -77,9 +81,10 @@ class MismatchTail(RiseDetector):
 
 
 class MoEImbalance(RiseDetector):
-    """Load violations (load of an expert times the number of experts, less 1: 0 when even) against the start.
+    """Detector of uneven loads of experts in a mixture of experts, compared with the start.
 
-    Experts specialise, so the level differs between models; only its growth is judged.
+    A load violation is an expert's share of tokens times the number of experts, less 1: 0 if even. Experts specialise,
+    so the level differs between models; only its growth is judged.
     """
 
     name = "moe_imbalance"
@@ -96,10 +101,10 @@ class MoEImbalance(RiseDetector):
 
 
 class RoutingMismatch(RiseDetector):
-    """Share of (token, layer) pairs with other experts, and of layers a token, against the start.
+    """Detector of tokens that trainer and rollout engine send to different experts, compared with the start.
 
-    About a tenth of the pairs differ without replay in healthy runs, and nearly every token in some layer
-    (R3, arXiv 2510.11370): growth is judged, the level is not.
+    About a tenth of the (token, layer) pairs differ without replay in healthy runs, and nearly every token in some
+    layer (R3, arXiv 2510.11370): growth is judged, the level is not.
     """
 
     name = "routing_mismatch"
@@ -114,11 +119,12 @@ class RoutingMismatch(RiseDetector):
 
 
 class WeightTail(RiseDetector):
-    """Effective sample size, chi-squared, second moment and 99th percentile of pi / pi_old against the start.
+    """Detector of heavy tails of the importance ratios pi / pi_old, compared with the start.
 
-    Floors: alarm levels in use are 0.3 to 0.5 for ESS and 1 for chi-squared (verl's examples), 0.04 nats^2 for the
-    second moment (arXiv 2510.01161). Products over long responses lie at 0.55 in healthy multi-turn runs
-    (arXiv 2602.17616), so theirs is lower.
+    It reads effective sample size (ESS), chi-squared, second moment and 99th percentile. Floors: alarm levels in use
+    are 0.3 to 0.5 for ESS and 1 for chi-squared (verl's examples), 0.04 nats^2 for the second moment (arXiv
+    2510.01161). Products over long responses lie at 0.55 in healthy multi-turn runs (arXiv 2602.17616), so their floor
+    is lower.
     """
 
     name = "weight_tail"
@@ -161,11 +167,12 @@ class WeightTail(RiseDetector):
 
 
 class RatioDrift(RiseDetector):
-    """The mean ratio away from 1, for good: of responses' geometric means, of whole responses, of tokens.
+    """Detector of a mean importance ratio pi / pi_old that stays away from 1.
 
-    The mean of pi / pi_old over samples of pi_old is 1 whatever pi is. A deviation beyond noise means that the samples
-    are not from pi_old, or that a few of them dominate. The geometric mean is under no such law and drifts with
-    the size of an update. All against five times |log ratio| at the start.
+    It reads the means of responses' geometric means, of whole responses, and of tokens. The mean of pi / pi_old over
+    samples of pi_old is 1 whatever pi is. A deviation beyond noise means that the samples are not from pi_old, or that
+    a few of them dominate. The geometric mean follows no such law and drifts with the size of an update. All are
+    compared with five times |log ratio| at the start.
     """
 
     name = "ratio_drift"
@@ -181,17 +188,18 @@ class RatioDrift(RiseDetector):
     baseline = 1.0
 
     def fields(self, rise: Rise) -> dict[str, str | FormattedNumber]:
-        """Add the direction of the drift."""
+        """Add the direction of the drift to the message's fields."""
         way = "less likely" if (rise.level or 0.0) < 1.0 else "likelier"
         return super().fields(rise) | {"way": way}
 
 
 class OffPolicyMask(RiseDetector):
-    """Share of responses DeepSeek-V3.2's mask drops (arXiv 2512.02556, eq. 9), and the worst it has to do with.
+    """Detector of a growing share of responses that DeepSeek-V3.2's off-policy mask drops (arXiv 2512.02556, eq. 9).
 
-    No threshold is published, so the run's own beginning counts first. The mask averages over a response: one
-    impossible token in a long answer shows in the largest distance only. Some trainers log a count of responses under
-    the name of a share: without the batch size it cannot be used.
+    It also reads the largest distance of a response with a negative advantage from the policy that sampled it. No
+    threshold is published, so the run's own beginning counts first. The mask averages over a response: one impossible
+    token in a long answer shows in the largest distance only. Some trainers log a count of responses under the name of
+    a share: without the batch size it cannot be used.
     """
 
     name = "off_policy_mask"
@@ -228,7 +236,9 @@ _VERSIONS = "{metric} is {level} policy versions, at the start {start}"
 
 
 class Staleness(RiseDetector):
-    """Policy versions between sampling and update, versions one response was sampled under, share of stale ones."""
+    """Detector of growing staleness: policy versions between sampling and update, versions one response was sampled
+    under, and share of stale responses.
+    """
 
     name = "staleness"
     limits = (
@@ -250,11 +260,11 @@ class Staleness(RiseDetector):
 
 
 class Repetition(RiseDetector):
-    """Loops and repeated n-grams above the run's beginning; slime's rule for text (compresses more than tenfold).
+    """Detector of loops and repeated n-grams in responses, above the run's beginning.
 
-    Long responses repeat more n-grams than short ones, so distinct-n has wide limits. A warning: looping responses
-    cost a run its reward, which is where it becomes critical. A remark while the reward rises with it: some tasks want
-    the same again.
+    It includes slime's rule for text that compresses more than tenfold. Long responses repeat more n-grams than short
+    ones, so distinct-n has wide limits. A warning: the critical finding is the reward that looping responses cost a
+    run. ``info`` while the reward rises with it: some tasks ask for repetition.
     """
 
     name = "repetition"

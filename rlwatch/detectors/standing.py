@@ -1,4 +1,4 @@
-"""A series that has stopped rising: with certainty, noise included, not merely without a visible rise."""
+"""Recognise a series that has stopped rising: with certainty, noise included, not merely without a visible rise."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from statistics import fmean
 from rlwatch.stats import Thinned, Window
 
 FEWEST, FIRST = 12, 4
-"""Fewest points since a step that show whether a series moved, and how many of them are the first."""
+"""Fewest points since a step that can show that a series moved, and how many of them count as the first."""
 STILL = 0.1
-"""Share of the range of its rows that a flat series, noise included, cannot have gained."""
+"""Share of the range of its rows that a flat series cannot have gained, noise included."""
 ERRORS = 2.0
 """Standard errors that are allowed for noise."""
 ROOM = 0.75
@@ -19,7 +19,7 @@ ROOM = 0.75
 
 
 class SeriesHistory:
-    """A reward or one of its parts: its level, its range, and its history in a few dozen points."""
+    """Level, range and course of a reward, or of one of its parts, over a run, in a few dozen points."""
 
     def __init__(self) -> None:
         self._now = Window(rows=20, steps=20, least=5)
@@ -33,28 +33,31 @@ class SeriesHistory:
         """its result, cached: points are few, and rows many."""
 
     def update(self, step: int, value: float) -> None:
-        """Take the next finite value."""
+        """Read the series' next finite value, at a step."""
         self.low, self.high = min(self.low, value), max(self.high, value)
         self._now.update(step, value)
         self._points.update(step, float(step), value)
 
     @property
     def level(self) -> float:
-        """Return the median of the last rows; 0 where there are too few."""
+        """Median of the last rows; 0 if there are too few."""
         return self._now.get() or 0.0
 
     @property
     def share(self) -> bool:
-        """Return whether the series may be a share of the answers."""
+        """True if all values lie in [0, 1], so that the series may be a share of the answers."""
         return self.low >= 0.0 and self.high <= 1.0
 
     @property
     def room(self) -> bool:
-        """Return whether the level is well below its maximum: 1 for a share, otherwise the best row, if above 0."""
+        """True if the level is well below its maximum: 1 for a share, otherwise the best row, if above 0."""
         return self.level < ROOM * (1.0 if self.share else max(self.high, 0.0)) and self.high > 0.0
 
     def climbed(self, least: float) -> float | None:
-        """Return the step at which it last was halfway from its lowest point to this level; None if closer together."""
+        """Return the step at which the series was last halfway between its lowest point and its level.
+
+        None if these are less than ``least`` apart, or if there are too few points.
+        """
         _, steps, values = self._known()
         if len(values) < FEWEST or self.level - min(values) < least:
             return None
@@ -68,7 +71,9 @@ class SeriesHistory:
         return self._course
 
     def gained(self, since: float) -> tuple[float, float] | None:
-        """Return bounds on the gain since step ``since``, as shares of the range; None with too few points."""
+        """Return lower and upper bounds on the gain since step ``since``, as shares of the range; None with too few
+        points.
+        """
         version, steps, values = self._known()
         begins = bisect_left(steps, since)
         if len(values) - begins < FEWEST or self.high <= self.low:

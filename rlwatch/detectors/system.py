@@ -1,4 +1,4 @@
-"""The system: steps that slow down or stand still, metrics that are no longer logged."""
+"""Detectors of the training loop: steps that slow down or stand still, metrics that are no longer logged."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from rlwatch.stats import Baseline, Hold
 from rlwatch.wording import number
 
 SLOWER = 2.0
-"""Times the usual. Machines, prompts and evaluations vary; twice as slow for rows on end doubles the bill."""
+"""Factor over the usual time that counts as slow. Machines, prompts and evaluations vary; twice as slow for many rows
+doubles the cost.
+"""
 LEAST = 1.0
-"""Seconds a step must take: a shorter one reflects the other load of its machine."""
+"""Seconds that a step must take to be judged: a shorter one reflects the other load of its machine."""
 NOTABLE = 1.25
-"""Times the usual from which a step, or the time it takes per token, has become longer at all."""
+"""Factor over the usual from which a step, or the time it takes per token, has become longer at all."""
 FOR_LENGTH = "seconds per step and token"
-"""Third series, derived from two metrics: ``time/step`` over ``len/mean``."""
+"""Name of a third series, derived from two metrics: ``time/step`` over ``len/mean``."""
 
 
 class ThroughputDrop(RiseDetector):
-    """Step time and tokens per second against how the run began (medians: a checkpoint or an evaluation is one row).
+    """Detector of steps that take longer, or of fewer tokens per second, than when the run began.
 
-    ``info`` where longer responses explain the longer step, or where there are simply fewer tokens to process; else
-    a warning. It never ends a run.
+    Medians are compared, as a checkpoint or an evaluation is one row. ``info`` if longer responses explain the longer
+    step, or if there are simply fewer tokens to process; else a warning, never critical.
     """
 
     name: ClassVar[str] = "throughput_drop"
@@ -38,14 +40,14 @@ class ThroughputDrop(RiseDetector):
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("time/step",), ("time/throughput",))
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the value; a time or rate of 0 was not measured."""
+        """Return the limit's metric in this row; None if it was not measured, which includes a time or rate of 0."""
         if limit.metric != FOR_LENGTH:
             return finite(step, limit.metric) or None
         seconds, tokens = finite(step, "time/step"), finite(step, "len/mean")
         return seconds / tokens if seconds and tokens and tokens >= 1.0 else None
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge tokens per second first: they are the same at any length."""
+        """Judge tokens per second first, as they do not depend on lengths, then seconds per step."""
         for rise in self._rises:
             rise.update(step.step, self.read(step, rise.limit))
         rate, time, _ = self._rises
@@ -60,7 +62,7 @@ class ThroughputDrop(RiseDetector):
         return per_token.factor is not None and per_token.factor < NOTABLE
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the slowdown, a remark where lengths explain it."""
+        """Return the finding of a slowdown, ``info`` if lengths explain it."""
         rate, time, per_token = self._rises
         level, began = rise.level or 0.0, rise.began or 0.0
         if rise is rate:
@@ -96,24 +98,26 @@ class ThroughputDrop(RiseDetector):
 # Step counter stalled: steps repeat or go back, or each takes many times the usual.
 
 SLOW = 15.0
-"""Times the usual seconds per step: no evaluation and no long batch takes that for several rows in a row."""
+"""Factor over the usual seconds per step: no evaluation and no long batch takes that for several rows in a row."""
 SLOW_ROWS = 3
-"""Consecutive rows of it."""
+"""Consecutive rows that must be that slow."""
 REPEATS = 5
-"""Consecutive rows without a new step that no resume announced."""
+"""Consecutive rows without a new step, and without an announced resume, from which the counter counts as stalled."""
 RECORDS, USUAL_RECORDS = "rlwatch/records", "rlwatch/records_usual"
-"""Records since the last new step, and the most an earlier step had: the monitor counts them."""
+"""Metrics that the monitor counts: records since the last new step, and the most that an earlier step had."""
 MANY, FIRST_MANY = 50, 1000
-"""Records without a new step below which each micro-batch or rank may send its own; the same before any is known."""
+"""Records without a new step up to which each micro-batch or rank may send its own; the same before any step is
+known.
+"""
 TIMES = 10.0
-"""Times the most an earlier step had."""
+"""Factor over the most records that an earlier step had."""
 
 
 class StalledSteps(BaseDetector):
-    """Rows without a new step, and seconds per step (the trainer's, else from the clock of the records).
+    """Detector of a stalled step counter, or of steps that take many times the usual.
 
-    A run that sends nothing at all is reported by the watcher of the store (``run_silent``). Never more than a warning:
-    the counter alone may be broken.
+    Seconds per step are the trainer's, else from the times of the records. A run that sends nothing at all is reported
+    by the watcher of the store (``run_silent``). Never more than a warning: the counter alone may be broken.
     """
 
     name: ClassVar[str] = "stalled_steps"
@@ -128,7 +132,7 @@ class StalledSteps(BaseDetector):
         self._slow = Hold()
 
     def notice(self, event: Event) -> None:
-        """Note a resume: steps go back, and time has passed."""
+        """Start anew at a resume or rollback, after which steps go back and time has passed."""
         if event.kind in ("resume", "rollback"):
             self._before = None
             self._begin()
@@ -142,7 +146,7 @@ class StalledSteps(BaseDetector):
         return True
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Report records that keep arriving while no step closes: nothing else would show them."""
+        """Return a finding if records keep arriving while no step closes, which nothing else would show."""
         records = finite(step, RECORDS)
         if records is None:
             return []
@@ -163,7 +167,7 @@ class StalledSteps(BaseDetector):
         ]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the counter, then the clock."""
+        """Judge the step counter of the row, then the seconds per step."""
         before, self._before = self._before, step
         if before is not None and before.attempt != step.attempt:
             self._begin()
@@ -220,26 +224,30 @@ def _between(before: ClosedStep | None, step: ClosedStep) -> float | None:
 # A metric that was always there is not logged any more, while others go on.
 
 REGULAR = 20
-"""Rows a metric must have been in before it is missed."""
+"""Rows that must have had a metric before it can be missed."""
 MISSING = 10
-"""Rows it must be absent."""
+"""Fewest rows without a metric from which it is missed."""
 GAP_TIMES = 5
-"""Times the longest gap it has had: evaluations, and metrics of every tenth step, have gaps."""
+"""A metric is missed after this multiple of its longest gap: evaluations, and metrics of every tenth step, have
+gaps.
+"""
 PATIENCE = 100
-"""Rows after which a vanished metric is taken to be gone for good, on purpose."""
+"""Rows after which a missing metric counts as removed on purpose."""
 STAY = 0.5
-"""Share of the regular metrics that must go on: a row of an evaluation holds none of the others."""
+"""Share of the regular metrics that must still be logged: a row of an evaluation has none of the others."""
 NAMES = 1000
-"""Metrics followed at most."""
+"""Most metrics that are followed."""
 NAMED = 8
-"""Names given at most."""
+"""Most names that a message lists."""
 OWN = ("rlwatch/", "system/", "engine/")
-"""Counters of rlwatch's own come when there is something to count, looks at machines and engines when it is time."""
+"""Prefixes of rlwatch's own metrics, which are not logged regularly: its counters appear if there is something to
+count, system and engine metrics at their own times.
+"""
 
 
 @dataclass(slots=True)
 class Presence:
-    """The rows a metric was in: how many, the last, and the longest gap between."""
+    """Record of the rows that have a metric: how many, the last row and step, and the longest gap between them."""
 
     rows: int
     last: int
@@ -252,9 +260,9 @@ class Presence:
 
 
 class MetricVanished(BaseDetector):
-    """Metrics that came regularly and are missing, while at least half of the regular ones go on.
+    """Detector of metrics that were logged regularly and are missing, while at least half of the regular ones continue.
 
-    Trainers drop NaN before they average, so vanishing can be how a NaN looks. NaN itself is a value, and present.
+    Trainers drop NaN before they average, so a NaN can show as a missing metric. NaN itself is a value, and present.
     """
 
     name: ClassVar[str] = "metric_vanished"
@@ -268,16 +276,18 @@ class MetricVanished(BaseDetector):
         self._presence: dict[str, Presence] = {}
 
     def notice(self, event: Event) -> None:
-        """Note a resumed run, which may log other metrics, and metrics that were shed, which are not missing."""
+        """Start anew after a resume, which may log other metrics, and after metrics were dropped on purpose
+        (``SHED``).
+        """
         if event.kind in ("resume", "rollback", SHED):
             self._presence.clear()
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether the row holds metrics of the run."""
+        """Return True if the row has metrics other than rlwatch's own."""
         return any(not name.startswith(OWN) for name in step.metrics)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Record the metrics of the row and report those that are missing."""
+        """Record the metrics of the row and return a finding for those that are missing."""
         if step.attempt != self._attempt:
             self._attempt = step.attempt
             self._presence.clear()

@@ -1,1 +1,1 @@
-"""Critic: the value function that PPO's advantages rest on."""
+"""Detectors of the critic: the value function on which PPO's advantages are based."""

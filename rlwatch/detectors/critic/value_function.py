@@ -1,4 +1,4 @@
-"""The value function of PPO: one that diverges or explains nothing, and values or returns that leave the reward."""
+"""Detectors of PPO's value function: it diverges or explains nothing, or values or returns drift from the reward."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from rlwatch.wording import number
 
 LOSS, EXPLAINED = "critic/value_loss", "critic/explained_var"
 TIMES = 4.0
-"""Times its lowest level by which the value loss has risen; it must also be above how the run began."""
+"""Factor over its lowest level by which the value loss must have risen; it must also be above how the run began."""
 EXPLOSION = 100.0
-"""The same for critical: the squared error of a value head that follows a growing reward rises tenfold."""
+"""The same factor for critical: the squared error of a value head that follows a growing reward rises tenfold."""
 USEFUL, USELESS = 0.2, 0.0
 """Explained variance that counts as useful, and the one at which values are no better than the mean return."""
 WORSE = -0.5
-"""Explained variance at which the values, subtracted, add noise to the advantages: half as much again as there was."""
+"""Explained variance at which the values, subtracted, add half as much noise to the advantages as there was."""
 LEARNT = 100
 """Steps by which a value function, untrained at first, should explain something."""
 ROWS, STEPS = 5, 15
-"""Rows and steps a level must last: the returns of one batch are few."""
+"""Rows and steps that a level must last: the returns of one batch are few."""
 
 
 class ValueDivergence(BaseDetector):
-    """Value loss above its lowest level, and explained variance lost, negative, or never gained.
+    """Detector of a diverging value function: value loss above its lowest level, or explained variance lost, negative,
+    or never gained.
 
-    An untrained head begins with a large loss and explains nothing, so neither is judged by its beginning: the loss by
-    its lowest level since, the explained variance once it has been useful or has had its time. A warning; critical
-    where both hold, or the loss has exploded, and it lasts: the advantages are then noise.
+    An untrained head begins with a large loss and explains nothing, so neither is judged by its beginning. The loss is
+    compared with its lowest level since; the explained variance counts once it has been useful or has had its time. A
+    warning; critical if both hold, or the loss has exploded, and it lasts: the advantages are then noise.
     """
 
     name: ClassVar[str] = "value_divergence"
@@ -47,7 +48,7 @@ class ValueDivergence(BaseDetector):
         self._row, self._high, self._lost, self._exploded = (Hold(forgive=2) for _ in range(4))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the levels of the last rows."""
+        """Judge value loss and explained variance of the last rows; return the divergence, if there is one."""
         self._follow(step)
         high, lost = self._high.lasted(ROWS, STEPS), self._lost.lasted(ROWS, STEPS)
         if not high and not lost:
@@ -118,7 +119,9 @@ class ValueDivergence(BaseDetector):
 
 
 class ValueClipping(RiseDetector):
-    """Share of the values whose update is clipped, against the start: the critic is not allowed to follow."""
+    """Detector of value clipping: the share of the values whose update is clipped rises, so that the critic cannot
+    follow.
+    """
 
     name: ClassVar[str] = "value_clipping"
     limits: ClassVar[tuple[RiseLimit, ...]] = (RiseLimit("critic/value_clipfrac", 0.3, 4.0, odds),)
@@ -132,7 +135,8 @@ VALUES, RETURNS = "critic/value_mean", "critic/returns_mean"
 
 
 class ValueDrift(RiseDetector):
-    """Mean value away from the mean return, and mean return away from the reward, in units of the reward's own size.
+    """Detector of values that drift from the returns, or returns that drift from the reward, in units of the reward's
+    size.
 
     Returns are rewards less penalties, summed and discounted, so they differ from the reward. A growing difference
     means that penalties, bootstrapping or normalisation dominate what is optimised.
@@ -155,13 +159,15 @@ class ValueDrift(RiseDetector):
         self._size = 0.0
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the reward and its magnitude."""
+        """Read the reward and its magnitude from every row."""
         super().listen(step)
         known = [abs(value) for name in ("reward/mean", "reward/std") if (value := finite(step, name)) is not None]
         self._size = max(self._size, *known, 0.0) if known else self._size
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the distance; None where one of the two is missing."""
+        """Return the distance between the two means of a limit, over the reward's size; None if one of them is
+        missing.
+        """
         get = step.numbers.get
         other, value = get(RETURNS if limit.metric == VALUES else "reward/mean"), get(limit.metric)
         if value is None or other is None or self._size <= 0.0:

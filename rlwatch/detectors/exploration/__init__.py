@@ -1,1 +1,3 @@
-"""Exploration: entropy, its budget and its sides, diversity, and the likelihood of correct answers."""
+"""Detectors of exploration: entropy (level, budget, by sign of the advantage), diversity, likelihood of right
+answers.
+"""

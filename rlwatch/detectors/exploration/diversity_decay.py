@@ -1,4 +1,4 @@
-"""Answers become alike: more samples of a prompt find nothing that a single one does not."""
+"""Detect that answers become alike: more samples of a prompt find nothing that a single one does not."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from rlwatch.stats import Hold
 from rlwatch.wording import number
 
 DRAWS = (64, 32, 16, 8, 4)
-"""The k of pass@k, the largest first: with two draws there is little left to find."""
+"""The k of pass@k that are read, the largest first: with two draws there is little left to find."""
 LOST = 0.1
 """Fall of pass@k below its best that prompts of different difficulty do not explain."""
 GAP = 0.5
-"""Share of the initial gap between pass@k and pass@1."""
+"""Share of the initial gap between pass@k and pass@1 at or below which the gap counts as closed."""
 WIDE = 0.1
-"""Initial gap below which it is too small to close."""
+"""Smallest initial gap between pass@k and pass@1 that can close; smaller ones are not judged."""
 FEWER = 0.5
-"""Share of the initial share of distinct answers."""
+"""Share of the initial share of distinct answers at or below which answers count as alike."""
 ROWS, STEPS = 5, 15
-"""Rows and steps it must last."""
+"""Rows and steps for which it must last."""
 ANSWERS = ("reward/unique_answers", "reward/answer_entropy")
 
 
 class DiversityDecay(BaseDetector):
-    """pass@k against pass@1, and distinct answers of a group, against the run's own beginning.
+    """Detector of lost diversity: pass@k relative to pass@1, and distinct answers of a group, compared with the run's
+    start.
 
     Yue et al. (arXiv 2504.13837) and ProRL's "diminish" regime: pass@1 rises while pass@k falls. The gap also closes in
-    healthy runs, because pass@1 rises to pass@k, and right answers to one prompt are equal. So a gap counts only while
-    pass@1 stalls, and distinct answers only while the reward does.
+    healthy runs, because pass@1 rises to pass@k, and right answers to one prompt are equal. So a closed gap counts only
+    while pass@1 stalls, and fewer distinct answers only while the reward does.
     """
 
     name: ClassVar[str] = "diversity_decay"
@@ -49,7 +50,9 @@ class DiversityDecay(BaseDetector):
         self._k = 0
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the levels of the last rows."""
+        """Judge pass@k, its gap to pass@1, and distinct answers over the last rows; return the loss, if there is
+        one.
+        """
         self._take(step)
         stalls = not self._reward.risen()
         lost = self._many.fallen >= LOST and self._many.dropped and self._one.fallen < LOST / 2.0

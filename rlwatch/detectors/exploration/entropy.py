@@ -1,4 +1,4 @@
-"""Abnormal entropy: a collapse that the reward does not pay for, and an explosion towards noise."""
+"""Detect abnormal entropy: a collapse that no rise of reward compensates, and an explosion towards noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ CERTAIN = 0.05
 
 
 class EntropyDetector(BaseDetector):
-    """Median token entropy of the last rows against the run's beginning, confirmed by its reward.
+    """Base of detectors of token entropy: its level over the last rows compared with the run's beginning, and with the
+    reward.
 
     A subclass defines the level of the beginning, weighs each row (which feeds the three holds), and words the finding.
     ``_moved`` dates it; ``_warned`` and ``_confirmed`` make it a warning and critical.
@@ -37,7 +38,7 @@ class EntropyDetector(BaseDetector):
         self._confirmed = Hold(forgive=1)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the level of the last rows."""
+        """Judge the entropy level of the last rows; return the finding, if it is abnormal."""
         entropy = abs(finite(step, *self.reads) or 0.0)
         if self._first_row is None:
             self._first_row = step.step, entropy
@@ -60,50 +61,55 @@ class EntropyDetector(BaseDetector):
         return [self.report(step, now, start, severity)]
 
     def mildest(self, ratio: float) -> Severity:  # noqa: ARG002
-        """Return the severity of a finding that is not critical; ``ratio``: entropy now over the start."""
+        """Return the severity of a finding that is not critical; ``ratio``: entropy now over its start."""
         return Severity.WARNING
 
     def calm(self, entropy: float, now: float, level: float, first: float) -> bool:  # noqa: ARG002
-        """Return whether this row feeds no hold whatever the reward does, which is more expensive to compute."""
+        """Return True if this row cannot count as abnormal, whatever the reward does, which is more expensive to
+        compute.
+
+        All levels are in nats/token: of this row, of the last rows, of the warm-up, and of the very first rows.
+        """
         return False
 
     @abstractmethod
     def beginning(self, level: float, first: float) -> float:
-        """Return the level to compare with, from those of the warm-up and of the very first rows, in nats."""
+        """Return the level to compare with (nats/token), from that of the warm-up and that of the very first rows."""
 
     @abstractmethod
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """Feed the holds: this row's ``entropy``, the level ``now`` and the ``start`` in nats."""
+        """Update the holds with this row's ``entropy``, the level ``now`` and the ``start``, all in nats/token."""
 
     @abstractmethod
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """Return the finding."""
+        """Return the finding; ``now``, ``start``: entropy in nats/token."""
 
     @property
     def onset(self) -> int | None:
-        """Return the step since which single rows, or otherwise their median, are abnormal."""
+        """Step since which single rows, or otherwise their median, are abnormal; None if they are not."""
         return self._warned.since if self._moved.since is None else self._moved.since
 
 
 # Entropy collapse: the policy stops exploring and the reward does not pay for it.
 
 LOW = 0.5
-"""Entropy over baseline below which a decline is dated (``onset_step``), where the reward does not pay for it."""
+"""Ratio of entropy to its start below which a decline is dated, unless the reward rose with it."""
 WARN, WARN_BAD = 0.15, 0.4
-"""Ratio that warns by itself, and with a fallen reward or silent groups."""
+"""Ratios of entropy to its start that warn: by itself, and with a fallen reward or groups without reward variance."""
 CRITICAL, CRITICAL_BAD = 0.02, 0.2
-"""The same for critical. Healthy runs fall to 0.15-0.3 of their start while the reward rises."""
+"""The same ratios for critical. Healthy runs fall to 0.15-0.3 of their start while the reward rises."""
 SETTLED = 20
-"""Steps in which a format is learnt, which takes most of the entropy of a first row and is rewarded within them."""
+"""Steps in which a format is learnt, which takes most of the entropy of the first row and is rewarded within them."""
 PAID = 0.05
-"""Ratio that warns even while the reward rises: no entropy is left to spend."""
+"""Ratio of entropy to its start that warns even while the reward rises: no entropy is left to spend."""
 
 
 class EntropyCollapse(EntropyDetector):
-    """Token entropy against how the run began, corroborated by reward, zero-variance share, gradient.
+    """Detector of an entropy collapse: token entropy far below how the run began.
 
-    Entropy spent on reward is the normal course of RLVR (R = -a exp(H) + b, arXiv 2505.22617), so a low
-    level alone is no finding while the reward is above its start.
+    It is corroborated by the reward, the share of groups with equal rewards, and the gradient. Entropy spent on reward
+    is the normal course of RLVR (R = -a exp(H) + b, arXiv 2505.22617), so a low level alone is no finding while the
+    reward is above its start.
     """
 
     name: ClassVar[str] = "entropy_collapse"
@@ -112,7 +118,7 @@ class EntropyCollapse(EntropyDetector):
         super().__init__(Baseline(), Window(rows=10, steps=10))
 
     def calm(self, entropy: float, now: float, level: float, first: float) -> bool:
-        """Return whether the entropy is above all levels that count against the highest possible beginning."""
+        """Return True if the entropy is above all levels that count, even against the highest possible beginning."""
         least = max(level, first)
         highest = least if self._first_row is None else max(least, self._first_row[1])
         if least <= 0.0 or entropy < LOW * highest or now / highest < WARN_BAD:
@@ -121,10 +127,11 @@ class EntropyCollapse(EntropyDetector):
         return log_vocab is None or now >= DETERMINISTIC * log_vocab
 
     def beginning(self, level: float, first: float) -> float:
-        """Return the higher level, so that a run that falls inside its warm-up is judged by its first rows.
+        """Return the higher level (nats/token), so that a run that falls during its warm-up is compared with its first
+        rows.
 
-        One step can be enough to collapse, so the very first row, before any update, counts as well where the reward
-        has not risen since, until it had time to, or where hardly any token is in doubt.
+        One step can be enough to collapse. So the very first row, before any update, counts as well if the reward has
+        not risen since, until it had time to, or if hardly any token is in doubt.
         """
         return max(level, first, self._very_first())
 
@@ -136,7 +143,9 @@ class EntropyCollapse(EntropyDetector):
         return entropy if now < CERTAIN or last - began >= SETTLED else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """Weigh a fall by its depth: less if the reward paid for it, more if it fell or nothing is learnt."""
+        """Update the holds with a fall by its depth: less if the reward rose with it, more if it fell or nothing is
+        learnt.
+        """
         ratio = now / start
         self._moved.update(step.step, entropy < LOW * start and not self._pays(step))
         bad = self._corroborated()
@@ -146,9 +155,9 @@ class EntropyCollapse(EntropyDetector):
         self._confirmed.update(step.step, not paid and self._critical(now, ratio, bad))
 
     def mildest(self, ratio: float) -> Severity:
-        """Return a remark where the entropy bought a reward near its full value, as in a solved task.
+        """Return ``info`` if the reward is near its full value, as in a solved task, else a warning.
 
-        Below a fiftieth of the entropy, only if hardly anything is left to gain.
+        Below a fiftieth of the entropy, ``info`` requires that hardly anything is left to gain.
         """
         reward = self._context.reward
         bought = reward.near_full() if ratio >= CRITICAL else reward.holds(FULL)
@@ -170,7 +179,7 @@ class EntropyCollapse(EntropyDetector):
         return bad and self._context.log_vocab is not None and now < DETERMINISTIC * self._context.log_vocab
 
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """Return the depth of the fall, the steps it took, and the reward meanwhile."""
+        """Return the finding: the depth of the fall, the steps it took, and the course of the reward."""
         onset = self.onset
         span = 0 if onset is None else step.step - onset
         reward = self._context.reward
@@ -204,17 +213,19 @@ class EntropyCollapse(EntropyDetector):
 # Entropy explosion: the policy drifts towards noise while the reward falls.
 
 RISE = 1.3
-"""Entropy over baseline above which a rise is dated."""
+"""Ratio of entropy to its start above which a rise is dated."""
 RISEN_WARN, RISEN_CRITICAL = 1.5, 2.0
-"""Ratios with a fallen reward (a wrong entropy bonus was seen at 1.35-1.8 when the reward fell)."""
+"""Ratios that warn and are critical with a fallen reward (a wrong entropy bonus was seen at 1.35-1.8 when it fell)."""
 ALONE = 3.0
-"""Ratio that warns by itself when the reward has not risen."""
+"""Ratio of entropy to its start that warns by itself if the reward has not risen."""
 NOISE = 0.7
 """Share of log V beyond which output is close to uniform noise."""
 
 
 class EntropyExplosion(EntropyDetector):
-    """Token entropy above how the run began, with the reward falling or the ceiling log V in sight."""
+    """Detector of an entropy explosion: token entropy above how the run began, with a falling reward or close to log
+    V.
+    """
 
     name: ClassVar[str] = "entropy_explosion"
 
@@ -222,12 +233,12 @@ class EntropyExplosion(EntropyDetector):
         super().__init__(Baseline(floor=0.02), Window(rows=8, steps=8))
 
     def beginning(self, level: float, first: float) -> float:
-        """Return the lower level, so that a rise inside the warm-up is judged by the first rows; never nearly zero."""
+        """Return the lower level (nats/token), at least ``CERTAIN``, so that a rise during the warm-up is noticed."""
         least = min(level, first)
         return max(least, CERTAIN) if least > 0.0 else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """Weigh a rise with a fallen reward, by itself if it is large, or close to noise."""
+        """Update the holds with a rise that comes with a fallen reward, is large by itself, or is close to noise."""
         ratio = now / start
         self._moved.update(step.step, entropy > RISE * start)
         reward, log_vocab = self._context.reward, self._context.log_vocab
@@ -238,7 +249,7 @@ class EntropyExplosion(EntropyDetector):
         self._confirmed.update(step.step, fallen and (ratio > RISEN_CRITICAL or noise))
 
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """Return the height of the rise, its distance from noise, and the reward meanwhile."""
+        """Return the finding: the height of the rise, its distance from noise, and the course of the reward."""
         reward = self._context.reward
         ceiling = (
             "" if self._context.log_vocab is None else f" (uniform noise would be {number(self._context.log_vocab)})"

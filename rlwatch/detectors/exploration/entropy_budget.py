@@ -1,6 +1,6 @@
-"""The entropy budget: what is left of it, what reward it still buys, and when it will be spent.
+"""Detect a spent entropy budget: what reward the remaining entropy still buys, and when it will be spent.
 
-The law R = -a exp(H) + b (Cui et al., arXiv 2505.22617) is fitted to the run's own history.
+The law R = -a exp(H) + b of reward R and entropy H (Cui et al., arXiv 2505.22617) is fitted to the run's own history.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from rlwatch.stats import Baseline, Hold, Thinned, Window, fit_line, slope_inter
 from rlwatch.wording import number
 
 POINTS = 12
-"""Points (at most 48, each a mean of rows) before a line is trusted."""
+"""Least number of points (at most 48, each a mean of rows) for a fit."""
 COVERED = 0.25
 """Share of the starting entropy a run must have passed through: within less, any curve looks like a line."""
 SURE = 4.0
-"""Standard errors of a above zero."""
+"""Standard errors by which the coefficient a must exceed zero."""
 GOOD = 0.5
 """Share of the variance of the reward the law must explain."""
 ODD = 4.0
-"""Deviations from the rows before beyond which a row is replaced by their median: a spike, or a batch of hard data."""
+"""Deviations beyond which a row is replaced by the median of the rows before: a spike, or a batch of hard data."""
 REFIT = 5
 """Rows between fits: one row changes little, and a fit is most of the detector's cost."""
 TOP = 50.0
-"""Nats beyond which exp(H) cannot be the entropy of tokens."""
+"""Entropy in nats beyond which exp(H) cannot be that of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """R = -``a`` exp(H) + ``b``; a > 0. ``explained`` in [0, 1]."""
+    """A fitted law R = -``a`` exp(H) + ``b`` of reward R and entropy H (nats/token), with a > 0.
+
+    ``error``: standard error of ``a``. ``explained``: share of the reward's variance that it explains, in [0, 1].
+    """
 
     a: float
     b: float
@@ -42,16 +45,16 @@ class Law:
 
     @property
     def ceiling(self) -> float:
-        """Reward at H = 0."""
+        """Reward that the law predicts at entropy 0, where the run will stall."""
         return self.b - self.a
 
     def at(self, entropy: float) -> float:
-        """Reward at an entropy, nats per token."""
+        """Return the reward that the law predicts at an entropy in nats per token."""
         return self.b - self.a * math.exp(min(entropy, TOP))
 
     @property
     def binds(self) -> bool:
-        """Return whether reward really is bought with entropy."""
+        """True if the fit shows that reward really is bought with entropy."""
         return self.a > SURE * self.error and self.explained >= GOOD
 
 
@@ -65,7 +68,7 @@ class Arrival:
 
 
 class LawFit:
-    """The run's (H, R) in a few points, and the recent fall of log H."""
+    """Fit of the run's reward to its entropy, in a few points, and the recent rate at which the entropy falls."""
 
     def __init__(self) -> None:
         self._points = Thinned(48)
@@ -76,7 +79,10 @@ class LawFit:
         self._fall = Window(rows=30, steps=100, least=8)
 
     def update(self, step: int, entropy: float, reward: float | None, *, learn: bool = True) -> None:
-        """Take a row; with ``learn`` false (the reward has collapsed: no law holds) only the fall of entropy."""
+        """Read a row's entropy (nats/token) and reward (None if not measured).
+
+        ``learn``: False to follow only the entropy, because the reward has collapsed and no law holds.
+        """
         self._rows += 1
         if self._rows % REFIT == 0:
             self._fit = self._rates = None
@@ -87,9 +93,9 @@ class LawFit:
             self._points.update(step, math.exp(min(usual[0], TOP)), usual[1])
 
     def get(self) -> Law | None:
-        """Return the fit, at most ``REFIT`` rows old.
+        """Return the fitted law, at most ``REFIT`` rows old.
 
-        None with too few points, where entropy hardly moved, or where reward did not rise as it fell.
+        None with too few points, if entropy hardly moved, or if reward did not rise as it fell.
         """
         if self._fit is None:
             self._fit = (self._fitted(),)
@@ -108,7 +114,9 @@ class LawFit:
         return Law(-line.slope, line.intercept, line.error, line.explained)
 
     def arrival(self, entropy: float, level: float) -> Arrival | None:
-        """Return the arrival of ``entropy`` at ``level`` (nats, both > 0); None without a certain fall."""
+        """Return when entropy, now ``entropy``, falls to ``level`` (nats/token, both > 0); None without a certain
+        fall.
+        """
         if self._rates is None:
             self._rates = self._falling()
         rate, fastest, slowest = self._rates
@@ -132,19 +140,22 @@ def _usual(rows: Window, step: int, value: float) -> float:
 
 
 REMARK, WARN = 0.8, 0.9
-"""Shares of the starting entropy spent: a remark with the forecast; a warning where the law binds. Published runs spend
-73 % in the first twelfth of training and 94 % in the first third (arXiv 2505.22617)."""
+"""Shares of the starting entropy spent: from the first on ``info`` with the forecast; from the second on a warning if
+the law holds. Published runs spend 73 % in the first twelfth of training and 94 % in the first third (arXiv
+2505.22617).
+"""
 PASSED = 0.05
-"""Share of the ceiling by which a reward above it has clearly passed it."""
+"""Share of the predicted ceiling by which a reward above it has clearly passed it."""
 SOLVED = 0.95
 """Share of the best reward of a batch from which nothing is left to buy."""
 
 
 class EntropyBudget(BaseDetector):
-    """Fits R = -a exp(H) + b to the run's own entropy and reward once most of the entropy is spent.
+    """Detector of a spent entropy budget: fits R = -a exp(H) + b to the run's entropy H and reward R.
 
-    Low entropy on a solved task is convergence; low entropy below the top is a ceiling, and the law predicts the reward
-    (b - a) at which the run will stall. ``entropy_collapse`` judges the fall itself.
+    The fit is made once most of the entropy is spent. Low entropy on a solved task is convergence; low entropy below
+    the top is a ceiling, and the law predicts the reward (b - a) at which the run will stall. ``entropy_collapse``
+    judges the fall itself.
     """
 
     name: ClassVar[str] = "entropy_budget"
@@ -163,14 +174,14 @@ class EntropyBudget(BaseDetector):
         self._warned = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the reward and the largest of each batch."""
+        """Read the reward, and the largest reward of each batch, from every row."""
         self._context.update(step)
         best = finite(step, "reward/max")
         if best is not None:
             self._best.update(step.step, best)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Fit the law, once enough entropy is spent."""
+        """Fit the law once enough entropy is spent; return the forecast, if it holds."""
         entropy = min(abs(finite(step, *self.reads) or 0.0), 1e9)
         self._base.update(step.step, entropy)
         self._now.update(step.step, entropy)

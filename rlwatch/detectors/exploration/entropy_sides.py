@@ -1,4 +1,4 @@
-"""Entropy by the sign of the advantage: which side of the update spends it or makes it explode."""
+"""Detect which side of the update, by the sign of the advantage, loses entropy or makes it explode."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from rlwatch.wording import number
 
 POSITIVE, NEGATIVE = "policy/entropy_pos", "policy/entropy_neg"
 GROWN, MUCH = 1.5, 2.0
-"""Entropy of negative samples over its start: a remark, and a warning while the reward does not pay for it."""
+"""Entropy of tokens with a negative advantage, over its start, that is ``info``, and that is a warning while the reward
+does not rise.
+"""
 SHARE = 0.75
-"""Share of the growth of both sides that negative samples hold."""
+"""Least share that tokens with a negative advantage must have in the growth of both sides."""
 RISING = 0.05
-"""Relative change over the trend window that counts as still rising: a plateau is the end of it."""
+"""Relative change over the trend window that counts as still rising; a plateau ends the rise."""
 LOW = 0.15
-"""Entropy of positive samples over its start that is a collapse of that side."""
+"""Entropy of tokens with a positive advantage, over its start, that counts as a collapse of that side."""
 KEPT = 0.4
-"""Entropy of negative samples over its start above which only the positive side has collapsed."""
+"""Entropy of tokens with a negative advantage, over its start, above which only the positive side has collapsed."""
 
 
 class _Side:
@@ -56,7 +58,8 @@ class _Side:
 
 
 class EntropySides(BaseDetector):
-    """Growth of entropy almost wholly from negative samples, and collapse of the positive ones alone.
+    """Detector of entropy that grows almost wholly in tokens with a negative advantage, or collapses in positive ones
+    alone.
 
     Samples that are pushed away give their probability to arbitrary tokens: entropy explosions begin there. In runs
     with clip-higher it grows so at first and then stays, which is ``info`` while the reward rises.
@@ -76,7 +79,7 @@ class EntropySides(BaseDetector):
         self._fallen = Hold(forgive=2)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Compare both sides with how they began."""
+        """Compare the entropy of both sides with how they began; return growth or collapse, if there is any."""
         self._positive.update(step)
         self._negative.update(step)
         levels = (self._positive.start, self._positive.now, self._negative.start, self._negative.now)

@@ -1,4 +1,4 @@
-"""Lazy likelihood displacement: correct responses become less likely while the reward still rises."""
+"""Detect lazy likelihood displacement: correct responses become less likely while the reward still rises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlwatch.wording import number
 
 
 class Likelihood:
-    """Mean log-prob (nats/token, <= 0) of tokens of responses with a positive advantage, against its best level."""
+    """Mean log-prob (nats/token) of tokens of responses with a positive advantage, compared with its best level."""
 
     def __init__(self) -> None:
         self._base = Baseline()
@@ -26,7 +26,7 @@ class Likelihood:
         self.other_at_best: float | None = None
 
     def update(self, step: int, logp: float, entropy: float | None) -> None:
-        """Take a row; ``entropy`` (nats/token) where it is measured."""
+        """Read a row's mean log-prob, and its entropy (both nats/token) if that is measured."""
         self._base.update(step, logp)
         self._now.update(step, logp)
         self._recent.update(step, logp)
@@ -42,37 +42,41 @@ class Likelihood:
 
     @property
     def now(self) -> float | None:
-        """Median of the last rows."""
+        """Median of the last rows, nats/token; None with too few."""
         return self._now.get()
 
     @property
     def start(self) -> float | None:
-        """Median of the first rows."""
+        """Median of the first rows, nats/token; None if unknown."""
         return self._base.get()
 
     @property
     def error(self) -> float:
-        """Return the standard error of the level now, from first differences."""
+        """Standard error of the level now in nats/token, from first differences."""
         jumps = [b - a for a, b in pairwise(self._recent.values)]
         noise = mad(jumps, 0.0) / math.sqrt(2.0) if jumps else 0.0
         return MEDIAN_ERROR * noise / math.sqrt(max(len(self._now), 1))
 
     @property
     def lost(self) -> float:
-        """Nats/token below the best level, >= 0."""
+        """Distance of the level below the best one, nats/token, >= 0."""
         return 0.0 if self.now is None or self.best is None else self.best - self.now
 
     @property
     def unexplained(self) -> float | None:
-        """Return the part of the loss that the rise of entropy does not explain; None where entropy is not measured.
+        """Part of the loss (nats/token) that the rise of entropy does not explain; None if entropy is not measured.
 
-        A policy that explores more gives all its responses less probability, the correct ones too: no displacement.
+        A policy that explores more gives all its responses less probability, the correct ones too: that is no
+        displacement.
         """
         now, then = self._other.get(), self.other_at_best
         return None if now is None or then is None else self.lost - max(now - then, 0.0)
 
     def displaced(self, share: float, errors: float = 5.0) -> bool | None:
-        """Return whether it has fallen, mostly unexplained by entropy; None where entropy is not measured."""
+        """Return True if the level has fallen, mostly unexplained by entropy; None if entropy is not measured.
+
+        ``share``: least part of the best level; ``errors``: least number of standard errors.
+        """
         left = self.unexplained
         if left is None:
             return None
@@ -80,27 +84,29 @@ class Likelihood:
         return self.fallen(share, errors) and left > least
 
     def fallen(self, share: float, errors: float = 5.0) -> bool:
-        """Return whether it has lost ``share`` of its best level, more than ``errors`` standard errors."""
+        """Return True if the level has lost ``share`` of its best level, by more than ``errors`` standard errors."""
         best = self.best
         return best is not None and self.lost > max(share * abs(best), errors * self.error, 1e-9)
 
 
 LOST = 0.1
-"""Share of the best level lost that counts where displacement, or a lack of entropy growth, confirms it."""
+"""Loss, as a share of the best level, that counts if displacement, or a lack of entropy growth, confirms it."""
 LOST_ALONE = 0.3
-"""The same where neither displacement nor entropy is measured."""
+"""Loss, as a share of the best level, that counts if neither displacement nor entropy is measured."""
 MOST = RiseLimit("lld/displaced_frac", 0.5, 1.5, odds)
-"""Share of correct responses an update made less likely: more than half of the questions in the published collapses."""
+"""Share of correct responses that an update made less likely: more than half of the questions in the published
+collapses.
+"""
 SURGE = 3.0
-"""Factor of the gradient norm over the start's upper quartile that marks the last phase."""
+"""Factor of the gradient norm over the upper quartile of the start that marks the last phase."""
 ENTROPY = 2.0
-"""Factor of entropy, over its level when the likelihood was best."""
+"""Factor of entropy, over its level when the likelihood was best, that marks the last phase."""
 STAGNANT = 30
 """Rows of risen reward without any gain of likelihood that mark the first phase."""
 
 
 class LikelihoodDisplacement(BaseDetector):
-    """The three phases of arXiv 2512.04220, reported in ``evidence["phase"]``.
+    """Detector of the three phases of likelihood displacement (arXiv 2512.04220), reported in ``evidence["phase"]``.
 
     1: the reward has risen, the likelihood of correct responses has not (information). 2: the likelihood falls while
     the reward does not and gradients are calm: the early warning, 60 to 180 steps before the published collapses. 3:
@@ -127,7 +133,7 @@ class LikelihoodDisplacement(BaseDetector):
         self._stagnates = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow reward, gradient norm and entropy."""
+        """Read reward, gradient norm and entropy from every row."""
         self._context.update(step)
         norm, entropy = finite(step, "optim/grad_norm"), finite(step, "policy/entropy")
         if norm is not None:
@@ -137,7 +143,7 @@ class LikelihoodDisplacement(BaseDetector):
             self._entropy.update(step.step, entropy)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge which phase the run is in, if any."""
+        """Determine which phase the run is in, and return its finding, if any."""
         logp, share = finite(step, "lld/logp_positive"), finite(step, "lld/displaced_frac")
         if logp is not None:
             self._likelihood.update(step.step, logp, finite(step, "policy/entropy"))

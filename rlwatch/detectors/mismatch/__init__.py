@@ -1,1 +1,1 @@
-"""Mismatch between rollout engine and trainer: level, growth, correlation, masks, and what KL does not see."""
+"""Detectors of mismatch between rollout engine and trainer: level, growth, correlation, masks, and what KL misses."""

@@ -1,4 +1,4 @@
-"""Mismatch invisible to KL: the mean is flat and tiny while the tail grows or the reward falls."""
+"""Detect a mismatch that KL does not show: its mean is flat and tiny while the tail grows or the reward falls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
 QUIET = ("mismatch/k3", "mismatch/kl")
-"""Estimates that stay flat."""
+"""Estimates of KL between trainer and engine that stay flat."""
 FLAT = 1.5
-"""Factor over the start up to which they count as flat."""
+"""Factor over the start up to which an estimate counts as flat."""
 TAILS = (
     RiseLimit("mismatch/logp_absdiff_p99", 0.1, 2.0),
     RiseLimit("mismatch/logp_absdiff_max", 3.0, 2.0),
@@ -23,17 +23,17 @@ TAILS = (
     RiseLimit("mismatch/factor2_frac", 0.002, 3.0),
     RiseLimit("mismatch/overconfident_frac", 1e-4, 3.0),
 )
-"""Metrics that show single tokens. The largest difference of probability is 0.15 to 0.45 in healthy runs."""
+"""Limits of metrics that show single tokens. The largest difference of probability is 0.15 to 0.45 in healthy runs."""
 EXTREME = 0.9
 """Median of the largest differences of probability that confirms a falling reward even if it was always so."""
 
 
 class MismatchBlind(BaseDetector):
-    """Tails of the differences, and the reward, in addition to k1 and k3 (VeXact, arXiv 2605.14220).
+    """Detector of a mismatch between trainer and rollout engine in the tails, while the KL estimates stay flat.
 
-    With recomputed old log-probs k1 and k3 between trainer and engine stayed flat for 700 steps of a collapse, while
-    the mean difference was tiny and the largest near 1. Two tails, or a tail and a falling reward, are reported: one
-    alone may be a few odd tokens.
+    With recomputed old log-probs, k1 and k3 between trainer and engine stayed flat for 700 steps of a collapse, while
+    the mean difference was tiny and the largest near 1 (VeXact, arXiv 2605.14220). Two tails, or a tail and a falling
+    reward, are reported: one alone may be a few odd tokens.
     """
 
     name: ClassVar[str] = "mismatch_blind"
@@ -50,7 +50,7 @@ class MismatchBlind(BaseDetector):
         self._hold = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the reward and the estimates of KL."""
+        """Read the reward and the estimates of KL from every row."""
         self._reward.update(step)
         for name, (now, base) in self._means.items():
             value = finite(step, name)
@@ -59,7 +59,7 @@ class MismatchBlind(BaseDetector):
                 base.update(step.step, abs(value))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the tails where the estimates are flat."""
+        """Judge the tails; return the mismatch if they have grown while the estimates are flat."""
         for tail in self._tails:
             tail.update(step.step, finite(step, tail.limit.metric))
         largest = finite(step, "mismatch/prob_absdiff_max")

@@ -1,4 +1,4 @@
-"""The correlation of the two sides' token probabilities falls."""
+"""Detect that the correlation between the token probabilities of trainer and rollout engine falls."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Window
 
 NARROWED = 0.7
-"""Factor on the differences of probability from which a lower correlation is only a narrower range: a policy that
-becomes certain has probabilities near 1, whose correlation is that of rounding."""
+"""Factor on the differences of probability below which a lower correlation only reflects a narrower range: a policy
+that becomes certain has probabilities near 1, whose correlation is that of rounding.
+"""
 
 
 class MismatchCorrelation(RiseDetector):
-    """1 - Pearson's correlation against its start (verl's users ask for 0.98 in smoke tests; healthy 0.995 and up)."""
+    """Detector of a falling correlation between the token probabilities of trainer and rollout engine.
+
+    It compares 1 - Pearson's correlation with its start (verl's users ask for 0.98 in smoke tests; healthy 0.995 and
+    up).
+    """
 
     name: ClassVar[str] = "mismatch_correlation"
     limits: ClassVar[tuple[RiseLimit, ...]] = (RiseLimit("mismatch/prob_corr", 0.98, 3.0, shortfall),)
@@ -27,21 +32,21 @@ class MismatchCorrelation(RiseDetector):
         self._gap_base = Baseline()
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the size of the differences."""
+        """Read the mean difference of the probabilities from every row."""
         gap = finite(step, "mismatch/prob_absdiff")
         if gap is not None:
             self._gap.update(step.step, gap)
             self._gap_base.update(step.step, gap)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the correlation, unless probabilities only came to lie closer together."""
+        """Return the fall of the correlation, unless the probabilities only came to lie closer together."""
         found = super().judge(step)
         now, then = self._gap.get(), self._gap_base.get()
         narrowed = now is not None and then is not None and now < NARROWED * then
         return [] if narrowed else found
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The correlation now and at first."""
+        """Return the finding: the correlation now and at the start."""
         level, start = rise.level or 0.0, 1.0 - (rise.began or 0.0)
         return self.finding(
             step,

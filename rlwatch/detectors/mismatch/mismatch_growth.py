@@ -1,5 +1,5 @@
-"""Level and growth of the mismatch between rollout engine and trainer: one samples from a different policy than the
-other trains.
+"""Detect level and growth of the mismatch between rollout engine and trainer: one samples from a policy that the other
+does not train.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rlwatch.wording import number
 
 
 def shortfall(share: float) -> float:
-    """Return the distance of a share or a correlation below 1."""
+    """Return the distance of a share or a correlation below 1, at least 0, as the scale of a limit."""
     return max(1.0 - share, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class MismatchScale:
-    """Bounds of a metric, both counted from ``zero``, its value for engines that agree.
+    """Bounds of a mismatch metric, both counted from ``zero``, its value for engines that agree.
 
     Below ``noise`` engines merely round differently; above ``severe`` the gradient is off-policy whatever the run's
     history.
@@ -69,23 +69,25 @@ correlation), on both sides where a ratio has two."""
 LEAST = math.log(1.25)
 """Rise of the logarithm over the window below which it may be chance."""
 SURE = 4.0
-"""Standard errors from which it is a rise; neighbouring rows are correlated, so 2 would be few."""
+"""Standard errors from which a rise is significant; neighbouring rows are correlated, so 2 would be few."""
 STEADY = 0.35
 """Share of the slope that both halves must show: a single step up is a shift, which CUSUM detects."""
 
 
 class LogTrend:
-    """Theil-Sen slope of the logarithm over the last rows, if both halves of them rise."""
+    """Trend of a positive metric: Theil-Sen slope of its logarithm over the last rows, if both halves of them rise."""
 
     def __init__(self) -> None:
         self._window = Window(rows=40, steps=400, least=12)
 
     def update(self, step: int, log: float) -> None:
-        """Take the logarithm of a row."""
+        """Read the logarithm of the metric in the next row."""
         self._window.update(step, log)
 
     def doubling(self) -> float | None:
-        """Return the steps in which it doubles; None without a certain rise. Takes a few hundred microseconds."""
+        """Return the steps in which the metric doubles; None without a certain rise. Takes a few hundred
+        microseconds.
+        """
         steps, values = self._window.at, self._window.values
         if len(steps) < self._window.least or steps[-1] == steps[0]:
             return None
@@ -104,11 +106,11 @@ class LogTrend:
 # Engine mismatch grows: the rollout engine samples from another policy than the one being trained.
 
 GROWN, MUCH = 2.0, 3.0
-"""Factor over the run's baseline for a warning and for critical."""
+"""Factor over the run's baseline for a warning, and for critical."""
 DRIFTED = 1.35
 """Factor that warns if a CUSUM finds a persistent shift of the logarithm, or Theil-Sen's slope a steady rise of it."""
 SHIFT = 12.0
-"""CUSUM decision level, in standard deviations."""
+"""Decision level of CUSUM, in standard deviations."""
 
 
 class _Channel:
@@ -167,7 +169,8 @@ class _Channel:
 
 
 class MismatchGrowth(BaseDetector):
-    """Level and persistent shift of the mismatch between rollout engine and trainer, in log space.
+    """Detector of growing mismatch between rollout engine and trainer, by its level and a persistent shift, in log
+    space.
 
     Mismatch amplifies itself (it compounds once it steers the update), so growth counts even before the reward reacts.
     The worst of the logged metrics is reported.
@@ -182,7 +185,7 @@ class MismatchGrowth(BaseDetector):
         self._channels = [_Channel(name, scale) for name, scale in SCALES.items()]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each metric that was measured; report the worst."""
+        """Judge each mismatch metric of the row; return a finding for the worst that has grown."""
         for channel in self._channels:
             value = finite(step, channel.name)
             if value is not None:
@@ -223,9 +226,10 @@ class MismatchGrowth(BaseDetector):
 
 
 class MismatchLevel(BaseDetector):
-    """Published bands. A warning where the run began beyond them, which a relative test of growth cannot detect.
+    """Detector of mismatch beyond published bounds, which a relative test of growth cannot detect if the run began so.
 
-    Where the mismatch grew to that level, it is information in addition to ``mismatch_growth``.
+    A warning if the run began beyond them. If the mismatch grew to that level, it is information in addition to
+    ``mismatch_growth``.
     """
 
     name: ClassVar[str] = "mismatch_level"
@@ -237,7 +241,7 @@ class MismatchLevel(BaseDetector):
         self._bands = [SustainedLevel(band) for band in BANDS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each metric; those that began beyond their band are reported first."""
+        """Judge each mismatch metric of the row; return one finding, led by metrics that began beyond their bound."""
         for band in self._bands:
             band.update(step.step, finite(step, band.limit.metric))
         beyond = [band for band in self._bands if band.lasted]

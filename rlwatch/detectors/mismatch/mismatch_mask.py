@@ -1,4 +1,4 @@
-"""The mask catches fewer tokens although the gap widens: its falling rate does not mean health (KPop, 2026)."""
+"""Detect that a mask of mismatched tokens catches fewer although the gap widens: no sign of health (KPop, 2026)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ GAPS = (
     "mismatch/k3",
     "mismatch/prob_absdiff",
 )
-"""Sizes of the difference, which cannot cancel like the plain estimate of KL; the first one logged is used."""
+"""Metrics of the size of the difference, which cannot cancel like the plain estimate of KL; the first one logged is
+used.
+"""
 
 
 class FirstGap:
-    """Reads always the first of ``GAPS`` that was measured, so that levels of one metric are compared."""
+    """Reads the same metric in every row, the first of ``GAPS`` that was measured, so that levels are comparable."""
 
     def __init__(self) -> None:
         self.name = ""
 
     def read(self, step: ClosedStep) -> float | None:
-        """Return the gap in this row; None where it was not measured."""
+        """Return the size of the gap in this row; None if it was not measured."""
         if not self.name:
             self.name = next((name for name in GAPS if finite(step, name) is not None), "")
         value = finite(step, self.name) if self.name else None
@@ -34,20 +36,20 @@ class FirstGap:
 
 
 MASKS = ("mismatch/icepop_masked", "mismatch/tis_truncated", "mismatch/is_zero")
-"""Shares of tokens masked or cut for their weight."""
+"""Metrics of the share of tokens masked or cut for their weight."""
 LEAST = 1e-4
-"""Share masked below which its fall is noise; IcePop masks 1 to 2 tokens in 1000."""
+"""Share of masked tokens below which its fall is noise; IcePop masks 1 to 2 tokens in 1000."""
 FEWER = 0.6
-"""Factor on the share masked."""
+"""Factor on the share of masked tokens at or below which it has fallen."""
 WIDER = 1.25
-"""Factor on the gap in the same time."""
+"""Factor on the gap, in the same time, from which it has widened."""
 ODD = 2
 """Rows of a window left out at either end: batches that are odd as a whole come singly and distort a mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Then:
-    """An earlier stretch: share masked, gap, and step."""
+    """Levels of an earlier stretch of rows: share of masked tokens, gap, and step."""
 
     masked: float
     gap: float
@@ -100,10 +102,11 @@ class _Mask:
 
 
 class MismatchMask(BaseDetector):
-    """Share of tokens masked (IcePop) or cut (TIS) against the size of the differences.
+    """Detector of a mask (IcePop) or truncation (TIS) that catches fewer tokens although trainer and engine differ
+    more.
 
-    As both policies sharpen, ratios leave the band less often while probabilities drift further apart: the mask
-    sees less of a mismatch that grows. The share may rise first, so its highest level counts as a start too.
+    As both policies sharpen, ratios leave the band less often while probabilities drift further apart: the mask misses
+    a mismatch that grows. The share may rise first, so its highest level counts as a start, too.
     """
 
     name: ClassVar[str] = "mismatch_mask"
@@ -116,7 +119,9 @@ class MismatchMask(BaseDetector):
         self._masks = [_Mask(name) for name in MASKS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each mask; the first that has become blind is reported."""
+        """Compare each mask with the gap; return a finding for the first that catches fewer tokens across a wider
+        gap.
+        """
         gap = self._gap.read(step)
         for mask in self._masks:
             masked = finite(step, mask.name)

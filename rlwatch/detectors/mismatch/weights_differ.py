@@ -1,4 +1,4 @@
-"""The rollout engine does not hold the trainer's weights after a sync."""
+"""Detect that the rollout engine does not hold the trainer's weights after a weight sync."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlwatch.wording import number
 DIFFER, COMPARED = "mismatch/weights_differ", "mismatch/weights_compared"
 DISTANCE, MISSING = "mismatch/weights_distance", "mismatch/adapter_missing"
 SYNCS = 3
-"""Syncs in a row that make it critical: one may be a race with the comparison."""
+"""Consecutive syncs that make it critical: one may be a race with the comparison."""
 BASE_ONLY = 0.5
 """Share of the adapted tensors from which the adapter counts as not loaded."""
 NAMED = 3
-"""Layers that are named, those that differ most."""
+"""Number of layers that a message names, those that differ most."""
 
 
 class WeightsDiffer(BaseDetector):
-    """Elements of the engine's tensors that are not the trainer's, right after a weight sync. Any is one too many.
+    """Detector of rollout-engine weights that are not the trainer's, right after a weight sync. Any difference counts.
 
     A warning at the first sync, critical at the third in a row. Between syncs the last finding remains. No history is
     needed, and no threshold: a sync copies, so that what was compared is equal or the sync is broken.
@@ -40,11 +40,13 @@ class WeightsDiffer(BaseDetector):
         self._newest: Finding | None = None
 
     def measured(self, step: ClosedStep) -> bool:
-        """True if weights were compared, or what was found is still the newest word."""
+        """Return True if weights were compared in this row, or if a difference was found at the last sync."""
         return self._newest is not None or finite(step, DIFFER) is not None
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge a comparison; a row without one repeats the last."""
+        """Judge a comparison of weights and return the difference, if there is one; a row without one repeats the
+        last.
+        """
         share = finite(step, DIFFER)
         if share is None:
             newest = self._newest

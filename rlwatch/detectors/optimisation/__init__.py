@@ -1,1 +1,1 @@
-"""Optimisation: NaN and infinity, skipped updates, spikes of the gradient and of single layers."""
+"""Detectors of optimisation: NaN and infinity, skipped updates, spikes of the gradient and of single layers."""

@@ -1,4 +1,6 @@
-"""Gradient norm: spikes warn, again and again for as long as they recur; a level that stays up is critical."""
+"""Detect spikes of the gradient norm, which warn as long as they recur, and a level that stays high, which is
+critical.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +13,34 @@ from rlwatch.stats import Baseline, Hold, Ranked, Window
 from rlwatch.wording import number
 
 SPIKE = 6.0
-"""Factor over the recent upper decile that makes a row a spike (a full decade over the median, usually)."""
+"""Factor over the recent upper decile that makes a row a spike (usually a full decade over the median)."""
 SUSTAINED = 10.0
-"""Factor of the recent median over the upper quartile of the run's first rows."""
+"""Factor of the recent median over the upper quartile of the run's first rows that counts as a sustained rise."""
 HIGH = 5.0
-"""Factor that dates the beginning of a sustained rise."""
+"""Factor over the start that dates the beginning of a sustained rise."""
 ADOPT = 0.25
-"""Share of recent rows that are spikes from which on they are the new normal (of the spike test only)."""
+"""Share of recent rows that are spikes from which on they are the new normal (for the spike test only)."""
 AGAIN, LARGE, WITHIN = 3, 10.0, 100
-"""Spikes of at least so large a factor within so many steps that make them a habit: one odd batch is one spike."""
+"""Number of spikes, their least factor, and the steps within which they count as recurring: one odd batch is one
+spike.
+"""
 HARMLESS = 1e-2
-"""Gradient norm below which a spike is harmless. Where no group differs, such a norm is no baseline either."""
+"""Gradient norm below which a spike is harmless. If no group has differing rewards, such a norm is no baseline
+either.
+"""
 NOTHING = 1e-4
-"""Gradient norm that is as good as zero: relative to it, any batch with a signal looks like a spike."""
+"""Gradient norm that counts as zero: relative to it, any batch with a signal would look like a spike."""
 
 
 class GradSpike(BaseDetector):
-    """Gradient norm on a multiplicative scale, against upper quantiles.
+    """Detector of gradient spikes and of a gradient norm that stays high, on a multiplicative scale, against upper
+    quantiles.
 
-    Upper quantiles, because batches without any signal (all groups agree) push the median towards zero
-    and would make every informative batch look like a spike. Spikes stay out of the reference. A run that begins
-    without a right answer has almost no gradient: later levels are compared with that of the take-off of its reward.
-    If all groups agree again and again, the reference is the level of rows in which some differ.
-    A spike that layer-wise clipping reduced to the usual norm moved the weights no further, and is a remark.
+    Upper quantiles, because batches without any signal (all groups agree) push the median towards zero and would make
+    every informative batch look like a spike. Spikes stay out of the reference. A run that begins without a right
+    answer has almost no gradient: later levels are compared with that of the take-off of its reward. If all groups
+    agree again and again, the reference is the level of rows in which some differ. A spike that layer-wise clipping
+    reduced to the usual norm moved the weights no further, and is ``info``.
     """
 
     name: ClassVar[str] = "grad_spike"
@@ -55,12 +62,16 @@ class GradSpike(BaseDetector):
         self._sustained = Hold(forgive=1)
 
     def listen(self, step: ClosedStep) -> None:
-        """Store the share of groups that agree, which some trainers log for the first update of a batch only."""
+        """Remember the share of groups with equal rewards, which some trainers log for the first update of a batch
+        only.
+        """
         share = silent_share(step)
         self._silent = self._silent if share is None else share
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the row and the level of the last rows."""
+        """Judge the gradient norm of the row and the level of the last rows; return a sustained rise, or spikes, if
+        any.
+        """
         norm = abs(finite(step, *self.reads) or 0.0)
         usual = self._usual()
         spiked = usual is not None and norm > SPIKE * usual

@@ -1,4 +1,4 @@
-"""Layers: single layers that spike relative to the others, and layers that no longer move together."""
+"""Detect single layers whose gradient spikes relative to the others, and layers that no longer vary together."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from rlwatch.stats import Baseline, Hold
 from rlwatch.wording import number
 
 FEW = 0.25
-"""Largest share of the layers that may spike together: more are no matter of single layers."""
+"""Largest share of the layers that may spike together for a finding: more are no matter of single layers."""
 USUAL = 3.0
 """Factor over its level below which the global norm looks fine."""
 BROKEN = 0.35
-"""By how much the mean correlation must fall below how the run began."""
+"""Fall of the mean correlation between layers below that at the run's start from which it counts."""
 LASTED = 15
-"""Rows for which it must stay so low: the window turns over slowly, so a chance low lasts."""
+"""Rows for which the correlation must stay so low: the window turns over slowly, so a chance low lasts."""
 ADVICE = "clipping layer by layer (LayerClip) would contain it, clipping the global norm scales every layer down"
 NAMED = 3
-"""Layers a message names."""
+"""Most layers that a message names."""
 
 
 class LayerSpike(BaseDetector):
-    """Each layer's gradient norm against its own level, and the correlation between layers against the run's start.
+    """Detector of single layers whose gradient norm spikes, and of a lost correlation between layers.
 
-    The third published class of anomaly (GradLoc, Tencent Hunyuan 2026): tokens whose ratios are harmless blow up a
-    few layers while the others, and with them the global norm, stay as they were. Clipping by the global norm does
-    not see it. Layers are judged relative to the others of the step, so a change common to all is no spike. Their
-    correlation during the take-off of the reward, when ever more groups have a signal, is not the baseline.
+    Each layer's gradient norm is compared with its own level, and the correlation between layers with the run's start.
+    The third published class of anomaly (GradLoc, Tencent Hunyuan 2026): tokens whose ratios are harmless blow up a few
+    layers while the others, and with them the global norm, stay as they were. Clipping by the global norm does not see
+    it. Layers are judged relative to the others of the step, so a change common to all is no spike. Their correlation
+    during the take-off of the reward, when ever more groups have a signal, is not the baseline.
     """
 
     name: ClassVar[str] = "layer_spike"
@@ -49,11 +50,13 @@ class LayerSpike(BaseDetector):
         self._apart = Hold(forgive=1)
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether a layer has a norm to judge; batches without a gradient have none."""
+        """Return True if a layer has a finite gradient norm above 0; batches without a gradient have none."""
         return any(0.0 < norm < math.inf for norm in layer_norms(step.metrics).values())
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the layers of the row, and their correlation over the last rows."""
+        """Judge the layers of the row, and their correlation over the last rows; return spike and lost correlation, if
+        any.
+        """
         self._reward.update(step)
         self._health = self._health or LayerHealth()
         now = self._health.update(step.step, layer_norms(step.metrics))

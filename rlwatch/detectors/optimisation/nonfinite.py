@@ -1,4 +1,4 @@
-"""NaN and infinity: where, how many at once, which link of the chain broke first, and which component is the suspect.
+"""Detect NaN and infinity: where, how many at once, which quantity broke first, and which component is the suspect.
 
 Gradient -> weights -> rollout -> log-probs -> ratios and KL -> loss -> gradient: a NaN spreads around this cycle. It
 enters in one of four ways. A: the backward pass. B: the forward pass or the rollout engine. C: data: misaligned or cut
@@ -35,7 +35,10 @@ ADVICE = {
 
 
 def suspect(step: ClosedStep, bad: Sequence[str], counts: Mapping[str, float]) -> tuple[str, str]:
-    """Return the suspected origin (a key of ``ADVICE``) and the advice for it."""
+    """Return the suspected origin of non-finite values (a key of ``ADVICE``) and the advice for it.
+
+    ``bad``: names of the non-finite metrics. ``counts``: counts of non-finite elements above zero, by metric.
+    """
     origin = _origin(step, set(bad), counts)
     return origin, ADVICE[origin]
 
@@ -74,7 +77,9 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "loss": ("nonfinite/loss", "loss/policy", "loss/raw", "critic/value_loss"),
     "gradient": ("nonfinite/grad", "optim/grad_norm"),
 }
-"""Links in the order of a step, and the metrics that show them: a count above 0, or a value that is not finite."""
+"""Links of the cycle in the order of a step, and the metrics that show them broken: a count above 0, or a non-finite
+value.
+"""
 CLASSES = {
     "A": "backward pass",
     "B": "forward pass or rollout engine",
@@ -94,13 +99,13 @@ ORIGINS = {
     "reward": "D",
     "chance": "E",
 }
-"""Class of an origin, as ``rlwatch.detectors.optimisation.nonfinite`` and a localisation's trace name them."""
+"""Class of each origin, as this module and the trace of a localisation name origins."""
 EXTREME = {
     "mismatch/logp_absdiff_max": 20.0,
     "ratio/log_absmax": 20.0,
     "mismatch/logp_absdiff": 3.0,
 }
-"""Log-ratios (nats) no policy update makes; trainers clamp them at 20."""
+"""Log-ratios (nats) that no policy update makes; trainers clamp them at 20."""
 CLEAN_ROWS = 10
 """Rows without non-finite values that end a chain."""
 NEAR = 2
@@ -109,8 +114,9 @@ NEAR = 2
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteChain:
-    """Links in order, with the step at which each broke. ``origin``: suspected at the first of them. ``extreme``:
-    number of rows with extreme log-ratios shortly before.
+    """The quantities (links) that became non-finite, in order, each with the step at which it broke.
+
+    ``origin``: suspected at the first of them. ``extreme``: number of rows with extreme log-ratios shortly before.
     """
 
     onsets: Mapping[str, int] = field(default_factory=dict)
@@ -119,11 +125,11 @@ class NonfiniteChain:
 
     @property
     def since(self) -> int | None:
-        """Step of the first link."""
+        """Step at which the first link broke; None if none did."""
         return min(self.onsets.values(), default=None)
 
     def in_words(self) -> str:
-        """Return ``"gradient (step 12), policy, loss (step 13)"``: links of one step are grouped."""
+        """Return the links by step, such as ``"gradient (step 12), policy, loss (step 13)"``."""
         steps: dict[int, list[str]] = {}
         for link, step in self.onsets.items():
             steps.setdefault(step, []).append(link)
@@ -131,7 +137,7 @@ class NonfiniteChain:
 
 
 def broken(step: ClosedStep, bad: set[str]) -> list[str]:
-    """Return the links that are broken in this row; ``bad``: non-finite metrics that are not switched off."""
+    """Return the links that are broken in this row; ``bad``: non-finite metrics that are not merely switched off."""
     return [link for link, names in LINKS.items() if any(name in bad or _counted(step, name) for name in names)]
 
 
@@ -140,7 +146,7 @@ def _counted(step: ClosedStep, name: str) -> bool:
 
 
 class ChainWatch:
-    """Follow the chain over rows; :meth:`with_row` returns it with a row that is not stored."""
+    """Follow the chain of broken links over rows; :meth:`with_row` returns it with a row that is not stored."""
 
     def __init__(self) -> None:
         self._chain = NonfiniteChain()
@@ -149,20 +155,23 @@ class ChainWatch:
         self._trace: tuple[int, dict[str, JSON]] | None = None
 
     def notice(self, event: Event) -> None:
-        """Store the result of the last localisation."""
+        """Store the trace of the last localisation, if the event reports one."""
         traced = event.body.get("trace") if event.kind == LOCALISED else None
         if isinstance(traced, Mapping) and event.step is not None:
             self._trace = (event.step, dict(traced))
 
     def with_row(self, step: ClosedStep, links: list[str], origin: str) -> NonfiniteChain:
-        """Return the chain including the links broken in this row."""
+        """Return the chain including the ``links`` broken in this row, without storing it.
+
+        ``origin``: suspected origin of this row, used if the chain begins here.
+        """
         past = self._chain
         onsets = {link: min(at, step.step) for link, at in past.onsets.items()}
         fresh = {link: step.step for link in links if link not in onsets}
         return NonfiniteChain({**onsets, **fresh}, past.origin or origin, past.extreme if onsets else self._extremes)
 
     def remember(self, step: ClosedStep, links: list[str], origin: str) -> None:
-        """Store the row."""
+        """Store the ``links`` broken in this row, and the suspected ``origin`` if the chain begins here."""
         if links:
             self._chain, self._clean = self.with_row(step, links, origin), 0
         else:
@@ -182,7 +191,7 @@ class ChainWatch:
         return int(sum(self._extreme.values))
 
     def traced(self, chain: NonfiniteChain) -> dict[str, JSON]:
-        """Return the trace of the step in which the chain began; empty if it was not localised."""
+        """Return the trace of the step in which the chain began; empty if that step was not localised."""
         since = chain.since
         if self._trace is None or since is None or abs(self._trace[0] - since) > NEAR:
             return {}
@@ -191,7 +200,7 @@ class ChainWatch:
         return {"step": step, **kept}
 
     def kind(self, chain: NonfiniteChain) -> str:
-        """Return A, B, C, D, or an empty string if the evidence does not decide."""
+        """Return the class of the chain (A, B, C, D or E), or an empty string if the evidence does not decide."""
         traced = ORIGINS.get(str(self.traced(chain).get("origin", "")), "")
         if traced:
             return traced
@@ -211,7 +220,7 @@ OPTIONAL = (
     "mismatch/logp_absdiff",
     "mismatch/prob_absdiff",
 )
-"""Metrics some trainers log as NaN when the quantity is switched off (TRL's ``kl`` at beta = 0)."""
+"""Metrics that some trainers log as NaN if the quantity is switched off (TRL's ``kl`` at beta = 0)."""
 CORE = (
     "loss/policy",
     "loss/raw",
@@ -227,17 +236,17 @@ CORE = (
 _CORE = frozenset(CORE)
 COUNTS = "nonfinite/"
 PERSISTENT = 3
-"""Rows in a row from which one metric alone is critical; a gradient norm needs one less."""
+"""Consecutive rows from which one metric alone is critical; a gradient norm needs one less."""
 RECENT_ROWS = 50
 
 
 class NonFinite(BaseDetector):
-    """Any NaN or Inf in a core metric, or any count of non-finite tensor elements above zero.
+    """Detector of any NaN or Inf in a core metric, or any count of non-finite tensor elements above zero.
 
     One value alone, once, may be a logging quirk or a skipped step: a warning. Several in one step, the same metric
     again and again, another one soon after, or counts that return are critical. Also judged when a record arrives.
-    ``evidence["chain"]`` dates the links that broke; ``evidence["class"]`` is where the chain was entered (A to E, ""
-    if unknown).
+    ``evidence["chain"]`` dates the quantities that broke; ``evidence["class"]`` is where the chain was entered (A to E,
+    "" if unknown).
     """
 
     name: ClassVar[str] = "nonfinite"
@@ -257,15 +266,17 @@ class NonFinite(BaseDetector):
         self._chain = ChainWatch()
 
     def notice(self, event: Event) -> None:
-        """Store the trace of a localisation."""
+        """Store the trace of a localisation, if the event reports one."""
         self._chain.notice(event)
 
     def measured(self, step: ClosedStep) -> bool:  # noqa: ARG002  (the base's signature)
-        """Return True: the detector looks for values that are not finite."""
+        """Return True for every row: the detector looks for values that are not finite."""
         return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the row; report once a metric that was never finite."""
+        """Return findings for the row's non-finite values; a metric that was never finite is reported once, as
+        ``info``.
+        """
         bad, counts = self._bad(step), self._counts(step)
         certain = self._certain(bad)
         found = self._assess(step, certain, counts)
@@ -281,7 +292,7 @@ class NonFinite(BaseDetector):
         return found
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Judge a record before its step closes, without storing it."""
+        """Return findings for a record before its step closes, without storing it."""
         return self._assess(step, self._certain(self._bad(step)), self._counts(step))
 
     @staticmethod

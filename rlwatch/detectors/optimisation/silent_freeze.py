@@ -1,4 +1,4 @@
-"""Every optimizer step is skipped: training runs on and nothing changes any more."""
+"""Detect that every optimizer step is skipped: training goes on and the weights no longer change."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rlwatch.stats import Hold
 ALL = 0.999
 """Share of skipped optimizer steps that counts as all."""
 POLICY = ("policy/entropy", "policy/logp_mean")
-"""Metrics that are finite only while the weights are."""
+"""Metrics of the policy that are finite only while its weights are."""
 SOON, LONG = 4, 20
-"""Steps in a row without an update: for a warning, for critical. A float16 scaler skips some ten at first."""
+"""Consecutive steps without an update for a warning, and for critical. A float16 scaler skips about ten at first."""
 
 
 class SilentFreeze(BaseDetector):
-    """Steps skipped because the gradient is not finite, without a completed one between them.
+    """Detector of optimizer steps that are all skipped because the gradient is not finite.
 
     Trainers skip silently (verl, and every loss scaler); once the weights are NaN every gradient is, so every step is
-    skipped. Where skipped steps are not counted, another sign is equivalent: the gradient norm is non-finite row after
-    row while the policy's own metrics stay finite. An update with such a gradient would have broken them.
+    skipped. If skipped steps are not counted, another sign is equivalent: the gradient norm is non-finite row after row
+    while the policy's own metrics stay finite. An update with such a gradient would have broken them.
     """
 
     name: ClassVar[str] = "silent_freeze"
@@ -37,11 +37,11 @@ class SilentFreeze(BaseDetector):
         self._skips = Hold()
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether the row shows that an update was made or skipped."""
+        """Return True if the row shows whether an update was made or skipped."""
         return any(name in step.metrics for name in self.reads)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Count rows without an update."""
+        """Count rows without an update; return the freeze once there are enough."""
         skipped = self._skipped(step)
         if skipped is None:
             return []

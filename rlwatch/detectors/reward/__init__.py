@@ -1,1 +1,1 @@
-"""The reward: falling, constant, gamed, or the same for all of a group."""
+"""Detectors of the reward: falling, constant, gamed, equal within groups, or scored by a faulty verifier."""

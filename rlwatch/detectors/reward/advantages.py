@@ -1,4 +1,4 @@
-"""The spread of advantages, against the run's beginning."""
+"""Detect that the spread of advantages shrinks to a small part of that at the run's beginning."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from rlwatch.stats import Hold
 from rlwatch.wording import number
 
 TIMES = 3.0
-"""Factor by which the spread shrinks. Advantages divided by a group's spread shrink like the root of the share of
-groups that differ: a third means one group in nine."""
+"""Factor by which the spread must shrink. Advantages divided by a group's spread shrink like the root of the share of
+groups that differ: a third means one group in nine.
+"""
 LEARNING = 5.0
 """Factor up to which the fall is an effect of learning, while the reward rises."""
 SOLVED = 0.95
 """Mean reward on the common 0..1 scale from which hardly any group can differ."""
 ROWS, STEPS = 5, 20
-"""Rows and steps it must last: a batch of hard data is one row."""
+"""Rows and steps for which it must last: a batch of hard data is one row."""
 
 
 class AdvantageCollapse(RiseDetector):
-    """Standard deviation of the advantages, or of the rewards within a group, a small part of what it was.
+    """Detector of collapsed advantages: their standard deviation, or that of rewards within a group, is a small part of
+    its start.
 
-    It shrinks in every run that learns, so it is a remark while that is paid for, and where the task is solved.
+    It shrinks in every run that learns, so it is ``info`` while the reward rises with it, and if the task is solved.
     """
 
     name: ClassVar[str] = "advantage_collapse"
@@ -41,7 +43,7 @@ class AdvantageCollapse(RiseDetector):
         self._small = Hold(forgive=2)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge what has lasted."""
+        """Return the collapse once it has lasted."""
         found = super().judge(step)
         self._small.update(step.step, bool(found))
         return found if self._small.lasted(ROWS, STEPS) else []

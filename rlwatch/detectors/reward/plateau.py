@@ -1,4 +1,4 @@
-"""The reward has been flat for long, well below what it can reach, while the run continues."""
+"""Detect a reward that has been flat for long, well below what it can reach, while the run continues."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlwatch.wording import number
 LONG = 150
 """Steps without a gain that are long for any run: learning has pauses."""
 PART = 0.5
-"""Share of the run so far that must have brought nothing."""
+"""Share of the run so far in which nothing was gained."""
 ROWS = 10
 """Rows for which that must hold."""
 
 
 class Plateau(BaseDetector):
-    """Remark, not a failure, that the last half of the run, at least ``LONG`` steps, gained next to nothing.
+    """Detector of a plateau: the last half of the run, at least ``LONG`` steps, gained next to nothing.
 
-    The bound is certain: noise large enough to hide a gain is not reported. Other detectors report the cause, if there
-    is one. A reward near its maximum is not reported.
+    It is ``info``, not a failure. The bound is certain: noise large enough to hide a gain is not reported. Other
+    detectors report the cause, if there is one. A reward near its maximum is not reported.
     """
 
     name: ClassVar[str] = "plateau"
@@ -36,12 +36,12 @@ class Plateau(BaseDetector):
         self._flat = Hold(forgive=2)
 
     def notice(self, event: Event) -> None:
-        """Start anew where the run continues from a checkpoint."""
+        """Start anew if the run continues from a checkpoint."""
         if event.kind in ("resume", "rollback"):
             self._reward, self._start = SeriesHistory(), None
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the gain of the last half of the run."""
+        """Judge the gain of reward over the last half of the run; return the plateau, if there is one."""
         value = finite(step, *self.reads)
         if value is None:
             return []

@@ -1,4 +1,4 @@
-"""The reward does not move: the same mean to the last digit, row after row, or almost no change since the first row."""
+"""Detect a reward that does not move: the same mean to the last digit, or almost no change since the first row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlwatch.wording import number
 SAME = 1e-9
 """Difference, relative to the size, up to which two means are equal: the effect of printing and parsing a number."""
 ROWS, STEPS = 15, 20
-"""Rows and steps that one value must last: discrete rewards of small batches repeat for a few."""
+"""Rows and steps for which one value must last: discrete rewards of small batches repeat for a few."""
 USUAL = 3
-"""Times the longest constant stretch before: coarse rewards repeat now and then."""
+"""Multiple of the longest constant stretch before: coarse rewards repeat now and then."""
 SEEN = 10
 """Rows of one value from the first on after which a mean reward carries no information."""
 SOLVED = 0.999
@@ -30,19 +30,19 @@ POLICY = ("policy/entropy", "optim/grad_norm")
 
 
 NOTHING, LITTLE = 0.1, 0.25
-"""Mean reward of a row, on the common 0..1 scale, that is nearly zero; and one that is small, where groups agree."""
+"""Mean reward of a row, on the common 0..1 scale, that is nearly zero; and one that is small if groups agree."""
 SOME = 0.5
 """Mean reward of a single row that shows that success is possible, however rare."""
 AGREE = 0.6
 """Mean share of the samples in groups that agree from which little learning signal is left."""
 NEARLY_ALL = 0.9
-"""Share of all rows so far that must satisfy this."""
+"""Share of all rows so far whose reward must be that low."""
 FLOOR = -0.05
-"""Rewards below this are on another scale, where 0 is no floor."""
+"""Rewards below this value are on another scale, on which 0 is no lower bound."""
 BARREN_ROWS, BARREN_STEPS = 50, 50
 """Rows and steps a run has to find its first rewards: learning from rare successes begins slowly."""
 APART_ROWS, APART_STEPS = 15, 150
-"""The same where groups agree, or their share is not logged: rows far apart cover many steps."""
+"""Rows and steps where groups agree, or their share is not logged: rows far apart cover many steps."""
 STILL_ROWS, STILL_STEPS = 25, 200
 """Rows and steps after which a reward that certainly gained nothing never learnt, on any scale."""
 CERTAIN, GAIN = 2.0, 1.0
@@ -53,9 +53,9 @@ TINY = 1e-12
 
 
 class Barren:
-    """Detect a run that never learns: the reward is near zero in nearly all rows and has not risen.
+    """Recognise a run that never learns: the reward is near zero in nearly all rows and has not risen.
 
-    Once the reward has risen, or a batch was mostly right, it reports nothing any more.
+    Once the reward has risen, or a batch was mostly right, it never reports again.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Barren:
         self.since = 0
 
     def update(self, step: ClosedStep, reward: float) -> bool:
-        """Take a row; return whether the run has not learnt."""
+        """Read a row and its mean ``reward``; return True if the run has not learnt."""
         if self._alive:
             return False
         self._reward.update(step)
@@ -94,19 +94,20 @@ class Barren:
 
     @property
     def silent(self) -> float | None:
-        """Return the mean share of the samples in groups that agree, over the rows that log it."""
+        """Mean share of the samples in groups with equal rewards, over the rows that log it; None if none does."""
         return self._silent / self._counted if self._counted else None
 
     @property
     def level(self) -> float | None:
-        """Return the reward of the last rows."""
+        """Median reward of the last rows; None if unknown."""
         return self._reward.now
 
 
 class Unmoved:
-    """Detect a reward that certainly gained nothing since the first row, on any scale: the last third against it.
+    """Recognise a reward that certainly gained nothing since the first row, on any scale: last third against first
+    third.
 
-    Once it has risen or fallen, or if it is as high as it can be, nothing is reported any more.
+    Once the reward has risen or fallen, or if it is as high as it can be, it never reports again.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class Unmoved:
         """Upper bound on the gain, in deviations of a row."""
 
     def update(self, step: ClosedStep, value: float) -> bool:
-        """Take a row; return whether the reward gained nothing."""
+        """Read a row and its mean reward ``value``; return True if the reward gained nothing."""
         if self._moved:
             return False
         self._reward.update(step)
@@ -132,7 +133,7 @@ class Unmoved:
         return not self._reward.holds(GOOD) and self._certain()
 
     def dismiss(self) -> None:
-        """Report nothing any more: the constant value was already reported."""
+        """Never report again, because the constant value was already reported."""
         self._moved = True
 
     def _certain(self) -> bool:
@@ -147,17 +148,17 @@ class Unmoved:
 
     @property
     def still(self) -> bool:
-        """Return whether its rows hardly differ, relative to their level."""
+        """True if the rewards of its rows hardly differ, relative to their level."""
         return self._reward.noise <= STIFF * abs(self._reward.now or 0.0)
 
     @property
     def level(self) -> float | None:
-        """Return the reward of the last rows."""
+        """Median reward of the last rows; None if unknown."""
         return self._reward.now
 
     @property
     def since(self) -> int:
-        """Return the first step."""
+        """First step of the run that it has seen."""
         return self._start or 0
 
 
@@ -167,13 +168,13 @@ def _variance(values: list[float]) -> float:
 
 
 class RewardConstant(BaseDetector):
-    """Detect a mean reward that repeats one value, against the longest such stretch before.
+    """Detector of a mean reward that repeats one value, for longer than any such stretch before.
 
     The cause is a verifier that always returns the same value, a policy that always answers the same, or a stuck
     logger. ``no_signal`` reports whether anything is still learned, so this finding is never critical; at full score it
     is ``info``. A mean that never moved although rewards vary within the batch is normalised or rounded: it carries no
-    information (``reward_uninformative``, a remark), and the run is not judged by it. Where no spread is logged, a
-    gradient shows that rewards vary. Where the policy itself is broken (NaN), deterministic or without gradient, the
+    information (``reward_uninformative``, ``info``), and the run is not judged by it. If no spread is logged, a
+    gradient shows that rewards vary. If the policy itself is broken (NaN), deterministic or without gradient, the
     message names that as the reason instead of the metric.
 
     A reward that moves but stays near zero is reported as ``never_learns``. So is a reward that certainly gained
@@ -197,16 +198,18 @@ class RewardConstant(BaseDetector):
         self._barren, self._unmoved = Barren(), Unmoved()
 
     def notice(self, event: Event) -> None:
-        """Start anew where the run continues from a checkpoint."""
+        """Start anew if the run continues from a checkpoint."""
         if event.kind in ("resume", "rollback"):
             self._value = None
 
     def listen(self, step: ClosedStep) -> None:
-        """Store the latest metrics of the policy."""
+        """Remember the latest metrics of the policy."""
         self._policy |= {name: step.metrics[name] for name in POLICY if name in step.metrics}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Count the rows with one value, and those with a reward near zero."""
+        """Count rows with one value of the reward, and rows with a reward near zero; return findings once there are
+        enough.
+        """
         value = finite(step, *self.reads)
         if value is None:
             return []

@@ -1,4 +1,4 @@
-"""The reward falls from its best level and stays low, whatever the cause."""
+"""Detect that the reward falls from its best level and stays low, whatever the cause."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlwatch.wording import number
 
 PREFIX = "reward/by_task/"
 TASKS = 16
-"""Tasks followed at most; with more, the rewards of tasks are not used."""
+"""Most tasks that are followed; with more, the rewards of tasks are not used."""
 WORSE = 0.15
 """Share of its best level by which a task's own reward has fallen: less than for the mean."""
 
 
 class TaskRewards:
-    """A :class:`RewardWatch` for each task that is logged."""
+    """Level of the reward of each task that is logged separately (a :class:`RewardWatch` each)."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, RewardWatch] = {}
         self._many = False
 
     def update(self, step: ClosedStep) -> None:
-        """Take the rewards ``reward/by_task/*`` of a row."""
+        """Read the rewards ``reward/by_task/*`` of a row."""
         for name in members(step, PREFIX):
             value = finite(step, name)
             if value is None:
@@ -40,7 +40,7 @@ class TaskRewards:
 
     @property
     def mix(self) -> bool:
-        """Return whether there are several tasks and none has fallen: only their shares of the batch changed.
+        """True if there are several tasks and none has fallen, so that only their shares of the batch changed.
 
         The fall of a noisy task cannot be established, so at least half of them must also be near their best.
         """
@@ -57,23 +57,23 @@ def _near_best(watch: RewardWatch) -> bool:
 WARN, LINGERING, CRITICAL = 0.25, 1 / 3, 0.5
 """Share of the best level lost: for a warning, for critical if it lasts, for critical soon."""
 NEWEST, HALF = 2, 0.5
-"""Newest rows for which a remark is made, and the share of the best level that they have lost."""
+"""Number of newest rows that are enough for ``info``, and the share of the best level that they must have lost."""
 CERTAIN = 6.0
-"""Standard errors for critical: small batches of hard and easy prompts wander."""
+"""Standard errors for critical: the reward of small batches of hard and easy prompts varies."""
 LONG = 12
 """Steps after which a fall is neither a hard batch nor a short outage of the verifier."""
 FEW_ANSWERS = 2
-"""Factor on that where a row has few answers: data that stay hard for long look the same."""
+"""Factor on ``LONG`` if a row has few answers: data that stay hard for long look the same."""
 VERY_LONG = 60
 """Steps after which a smaller loss does not recover by itself."""
 
 
 class RewardDrop(BaseDetector):
-    """Median reward against the best level so far, beyond what its own noise explains.
+    """Detector of a fallen reward: its median compared with the best level so far, beyond what its own noise explains.
 
     The last resort: it detects crashes that no other metric explains (off-policy updates without clipping, a reward
-    function that changed its sign), and names no cause. Where rewards are logged by task and no task has become worse,
-    the mix of data has changed: that is ``info``.
+    function that changed its sign), and names no cause. If rewards are logged by task and no task has become worse, the
+    mix of data has changed: that is ``info``.
     """
 
     name: ClassVar[str] = "reward_drop"
@@ -92,11 +92,11 @@ class RewardDrop(BaseDetector):
         self._lingering = Hold(forgive=1)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the rewards of tasks."""
+        """Read the rewards of tasks from every row."""
         self._tasks.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the level of the last rows."""
+        """Judge the level of the reward over the last rows; return the fall, if there is one."""
         self._reward.update(step)
         now, best = self._reward.now, self._reward.best
         value = finite(step, *self.reads)

@@ -1,4 +1,4 @@
-"""The reward rises while other evidence shows that the policy has not improved."""
+"""Detect that the reward rises while other evidence shows that the policy has not improved."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from rlwatch.wording import number
 HELD_OUT_FALL = 0.1
 """Share of its best level that a held-out score must have lost."""
 LOST = 0.25
-"""The same where all of its last ``STALL`` values are below the best: the noise of few evaluations is uncertain."""
+"""The same share if all of its last ``STALL`` values are below the best: the noise of few evaluations is uncertain."""
 HELD_OUT_GAIN = 0.25
 """Gain over its first value from which a held-out score rules out that the reward is won by length."""
 STALL = 6
-"""Evaluations without a better level."""
+"""Evaluations without a better level that make a stall."""
 TOGETHER, IN_STEP = 60, 0.7
 """Rows over which length and reward are correlated, and the correlation from which they move together."""
 CLIMB = 3.0
-"""Times the noise of a row that a climb must gain."""
+"""A climb must gain this multiple of the noise of a row."""
 PART = 0.2
-"""Share of a climb that each half of it must hold: a single jump is no climb."""
+"""Share of a climb that each half of it must have: a single jump is no climb."""
 LONGER, MUCH_LONGER = 2.0, 2.5
-"""Times its start that the length must be for a moderate sign, and for a strong one."""
+"""Response length over its start that is a moderate sign, and that is a strong one."""
 STRONG, MODERATE, WEAK = 3, 2, 1
-"""Weights: a second measure of the same thing; a feature that no good answer needs; one that learning also brings."""
+"""Weights of signs: a second measure of the same quantity; a feature that no good answer needs; one that learning also
+brings.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,9 @@ class HackingSignal:
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A metric that contradicts the reward at ``factor`` times its start and at least ``floor``.
+    """A metric that contradicts a rising reward at ``factor`` times its start and at least ``floor``.
 
-    A factor below 1 means a fall, from a start above ``floor``.
+    A factor below 1 means a fall, from a start above ``floor``. ``weight`` and ``text``: of the sign that it gives.
     """
 
     metric: str
@@ -58,7 +60,7 @@ class Proxy:
     text: str
 
     def holds(self, change: Change) -> bool:
-        """Return whether the metric is beyond its bound now."""
+        """Return True if the metric, whose course is ``change``, is beyond its bound now."""
         now, start = change.now, change.start
         if now is None or start is None:
             return False
@@ -85,7 +87,7 @@ NAMES = tuple(dict.fromkeys(proxy.metric for proxy in PROXIES))
 class Together:
     """Mean length and reward of the same rows, to detect a reward that is won by length.
 
-    Where longer answers are needed, length grows with the reward too. Row by row, however, the longer batch is then not
+    If longer answers are needed, length grows with the reward too. Row by row, however, the longer batch is then not
     the better one, because harder questions need longer answers.
     """
 
@@ -94,7 +96,9 @@ class Together:
         self._climbed = Hold(forgive=TOGETHER // 2)
 
     def update(self, step: ClosedStep, *, longer: bool) -> None:
-        """Take a row that has both; ``longer``: responses are longer than at the start, so that the result matters."""
+        """Read a row that has both metrics; ``longer``: responses are longer than at the start, so that the result
+        matters.
+        """
         length, reward = finite(step, "len/mean"), finite(step, "reward/mean")
         if length is not None and reward is not None:
             self._length.update(step.step, length)
@@ -103,7 +107,7 @@ class Together:
 
     @property
     def climbed(self) -> bool:
-        """Return whether both have risen in step over the rows before this one, or recently."""
+        """True if length and reward have risen in step over the rows before this one, or recently."""
         return self._climbed.rows > 0
 
     def _climb(self) -> bool:
@@ -127,7 +131,7 @@ def _climbs(values: list[float]) -> bool:
 
 
 class Signs:
-    """The proxies and every held-out score of a run."""
+    """All signs against a run's reward: the proxies and every held-out score."""
 
     def __init__(self) -> None:
         self._together = Together()
@@ -137,7 +141,7 @@ class Signs:
         self._scores: dict[str, HeldOut] = {}
 
     def update(self, step: ClosedStep, reward: float | None) -> None:
-        """Take a row; ``reward``: the level of the training reward."""
+        """Read a row; ``reward``: the level of the training reward, None if unknown."""
         numbers = step.numbers
         for name, change in self._changes.items():
             value = numbers.get(name)
@@ -153,7 +157,7 @@ class Signs:
                 self._scores[name].update(step.step, value, reward)
 
     def now(self) -> list[HackingSignal]:
-        """Return the signs against the reward, the heaviest first."""
+        """Return the signs against the reward that hold now, the heaviest first."""
         found = [
             *self._scored(),
             *self._by_length(),
@@ -183,7 +187,7 @@ class Signs:
 
 
 class HeldOut:
-    """A score measured now and then, with the course of the training reward since its best."""
+    """A held-out score, measured now and then, and how the training reward changed since the score's best."""
 
     def __init__(self) -> None:
         self._watch = RewardWatch()
@@ -196,7 +200,7 @@ class HeldOut:
         self._since = 0
 
     def update(self, step: int, value: float, reward: float | None) -> None:
-        """Take an evaluation; ``reward``: the level of the training reward."""
+        """Read an evaluation's score at a step; ``reward``: the level of the training reward, None if unknown."""
         self._watch.take(step, value)
         self._first = value if self._first is None else self._first
         self._highest = max(self._highest, value)
@@ -209,17 +213,17 @@ class HeldOut:
 
     @property
     def best(self) -> float:
-        """Return the best level; 0 if unknown."""
+        """Best level of the score; 0 if unknown."""
         return self._best or 0.0
 
     @property
     def now(self) -> float:
-        """Return the level; 0 if unknown."""
+        """Level of the score; 0 if unknown."""
         return self._watch.now or 0.0
 
     @property
     def rises(self) -> bool:
-        """Return whether the last values are clearly above the first and near the highest."""
+        """True if the last scores are clearly above the first and near the highest."""
         if self._first is None:
             return False
         now = median_low(self._last)
@@ -232,7 +236,7 @@ class HeldOut:
 
     @property
     def fell(self) -> bool:
-        """Return whether the score fell under a training reward that did not fall.
+        """True if the score fell under a training reward that did not fall.
 
         That is a tenth below its best, beyond its noise; or, with any noise, a quarter below it in as many evaluations
         as make a stall.
@@ -242,12 +246,12 @@ class HeldOut:
 
     @property
     def stalls(self) -> bool:
-        """Return whether six evaluations brought no better level, under a training reward that did not fall."""
+        """True if six evaluations brought no better level, under a training reward that did not fall."""
         return self._paid and self._since >= STALL
 
 
 def held_out(step: ClosedStep) -> list[str]:
-    """Return the names of the held-out scores in a row: means, not their spreads."""
+    """Return the metric names of the held-out scores in a row: means, not their spreads."""
     named = members(step, "val")
     return [
         name for name in named if name == "val/score" or (name.startswith("val-core/") and not name.endswith("/std"))
@@ -255,17 +259,17 @@ def held_out(step: ClosedStep) -> list[str]:
 
 
 ENOUGH = 2
-"""Weight of the signs from which a finding is reported: one weak sign also accompanies learning."""
+"""Total weight of the signs from which a finding is reported: one weak sign also accompanies learning."""
 MUCH = 5
-"""Weight from which it is a warning without a held-out score."""
+"""Total weight from which it is a warning without a held-out score."""
 MOST = 3
-"""Signs that the message lists."""
+"""Most signs that the message lists."""
 ROWS, STEPS = 5, 20
-"""Rows and steps the signs must last together."""
+"""Rows and steps for which the signs must last together."""
 
 
 class RewardHacking(BaseDetector):
-    """Training reward clearly above its start, against held-out scores and features that good answers do not need.
+    """Detector of a gamed reward: it is clearly above its start, against held-out scores and features of the answers.
 
     The finding is a suspicion with its confidence: ``hint`` (info), or ``likely`` (warning: a held-out score fell, or
     many signs of two kinds). It is never critical: such signs explain a failure afterwards, but as an early warning
@@ -286,12 +290,12 @@ class RewardHacking(BaseDetector):
         self._lasting = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow reward, held-out scores and proxies: evaluations arrive on rows of their own."""
+        """Read reward, held-out scores and proxies from every row: evaluations arrive on rows of their own."""
         self._reward.update(step)
         self._signs.update(step, self._reward.now)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Weigh the evidence against the reward."""
+        """Weigh the signs against a risen reward; return the suspicion, if they suffice."""
         signs = self._signs.now() if self._reward.above else []
         weight = sum(sign.weight for sign in signs)
         # Testing whether the reward has risen is expensive, so it is skipped where there is too little evidence.

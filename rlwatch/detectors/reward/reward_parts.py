@@ -1,4 +1,4 @@
-"""Parts of the reward: one has reached its ceiling while the others are flat, or outweighs all others."""
+"""Detect that one part of the reward has reached its ceiling while the others are flat, or outweighs all others."""
 
 from __future__ import annotations
 
@@ -15,58 +15,62 @@ from rlwatch.wording import number
 
 PREFIX = "reward/part/"
 PARTS = 12
-"""Parts followed at most; a run with more is not judged."""
+"""Most parts that are followed; a run with more is not judged."""
 PINNED, NEARLY_EVERYBODY = 0.99, 0.9
-"""Share of the best row so far from which a level is a ceiling; and share of the answers that earn it."""
+"""Share of the best row so far from which a level is a ceiling; and share of the answers that earn the part."""
 CLIMB = 1 / 3
 """Share of its best row that a part must have gained to count as learnt."""
 ROWS, STEPS = 30, 100
-"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+"""Rows and steps that a part must have been at its ceiling: sound runs learn the format first, and the answers after
+it.
+"""
 ALL = 0.9
 """Share of the sum of all parts from which the parts at their ceiling dominate."""
 
 
 class RewardPart(SeriesHistory):
-    """One part of the reward."""
+    """Level and course of one part of the reward."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pinned = Hold(forgive=3)
 
     def update(self, step: int, value: float) -> None:
-        """Take the next finite value."""
+        """Read the part's next finite value, at a step."""
         super().update(step, value)
         self._pinned.update(step, self.full)
 
     @property
     def moves(self) -> bool:
-        """Return whether the part ever changed: some penalties never apply."""
+        """True if the part ever changed: some penalties never apply."""
         return self.high > self.low
 
     @property
     def full(self) -> bool:
-        """Return whether half of the last rows match the best row so far, or nearly all answers earn the part."""
+        """True if half of the last rows match the best row so far, or nearly all answers earn the part."""
         if self.high <= 0.0 or not self.moves:
             return False
         return self.level >= PINNED * self.high or (self.share and self.level >= NEARLY_EVERYBODY)
 
     def learnt(self) -> float | None:
-        """Return the step at which it was halfway up, if it climbed and has long been at its ceiling; else None."""
+        """Return the step at which the part was halfway up, if it climbed and has long been at its ceiling; else
+        None.
+        """
         return self.climbed(CLIMB * self.high) if self._pinned.lasted(ROWS, STEPS) else None
 
     def still(self, since: float) -> bool:
-        """Return whether it has certainly gained next to nothing from ``since`` on."""
+        """Return True if the part has certainly gained next to nothing from step ``since`` on."""
         gained = self.gained(since)
         return gained is not None and gained[1] < STILL
 
 
 class RewardParts(BaseDetector):
-    """A part of the reward that reached its ceiling, while the other parts stood still or weigh nothing.
+    """Detector of a part of the reward at its ceiling, while the other parts are flat or hardly count.
 
     Healthy runs also learn the format first, so a part at its ceiling alone proves nothing. It is gaming if the part is
     at its ceiling for ``STEPS`` steps, every other moving part has certainly gained nothing since it was halfway up,
     and one of them has room. It is domination if the parts at their ceiling are nearly all of the reward. Noise is not
-    evidence of standing still, and a part that never moved proves nothing. At most ``PARTS`` parts are followed.
+    evidence of a flat part, and a part that never moved proves nothing. At most ``PARTS`` parts are followed.
     """
 
     name: ClassVar[str] = "reward_parts"
@@ -81,11 +85,11 @@ class RewardParts(BaseDetector):
         self._domination: Finding | None = None
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether the row holds a part."""
+        """Return True if the row has a part of the reward."""
         return any(finite(step, name) is not None for name in members(step, PREFIX))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Follow the parts, and compare them."""
+        """Read the parts of the row and compare them; return gaming and domination, if any."""
         for name in members(step, PREFIX):
             value = finite(step, name)
             if value is not None and (name in self._parts or len(self._parts) <= PARTS):

@@ -1,4 +1,4 @@
-"""Groups without a learning signal: many of them (zero variance), or nearly all (no signal)."""
+"""Detect groups without a learning signal, as all their rewards are equal: many groups, or nearly all."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
 MOST, HALF = 0.7, 0.55
-"""Share of samples in groups that agree: most of the batch is wasted, and more than half of it is."""
+"""Shares of samples in groups with equal rewards: most of the batch is wasted, and more than half of it is."""
 RISE, LARGE_RISE = 0.2, 0.3
 """Rise over the run's beginning below which the level is normal for the run; the larger one for more than half."""
 SIDE = 2.0 / 3.0
-"""Share of the agreeing groups from which they are one-sided."""
+"""Share of the groups with equal rewards that must be all right, or all wrong, to be one-sided."""
 FEW = 1.0 / 3.0
-"""Groups with a signal, over their number at first."""
+"""Groups with a signal, over their number at first, below which there are few."""
 ROWS, STEPS = 8, 20
-"""Rows and steps it must last: a batch of hard data is one row."""
+"""Rows and steps for which it must last: a batch of hard data is one row."""
 
 
 class ZeroVariance(BaseDetector):
-    """Share of samples in groups whose rewards agree, risen far above how the run began, and their kind.
+    """Detector of many groups with equal rewards: their share of the samples has risen far above how the run began.
 
     It uses the spread of the reward, not of the advantage: with quantile baselines (QAE, arXiv 2509.22611) four fifths
-    of the advantages are 0 in a healthy run. Too easy is ``info``, too hard or unknown a ``warning``; ``no_signal``
-    reports that nothing at all is learned. Dynamic sampling drops such groups, so this detector is then silent.
+    of the advantages are 0 in a healthy run. Too easy data are ``info``, too hard or unknown a ``warning``;
+    ``no_signal`` reports that nothing at all is learned. Dynamic sampling drops such groups, so this detector is then
+    silent.
     """
 
     name: ClassVar[str] = "zero_variance"
@@ -52,14 +53,14 @@ class ZeroVariance(BaseDetector):
         self._answers = AnswerCount()
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the reward, which shows the side on which groups agree where their split is not logged."""
+        """Read the reward, which shows whether groups agree on right or wrong answers if their split is not logged."""
         reward = finite(step, "reward/mean")
         if reward is not None:
             self._reward.update(step.step, reward)
             self._answers.update(reward)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the mean share of the last rows."""
+        """Judge the mean share over the last rows; return the finding, if it is high."""
         share = self._take(step)
         now, began = self._share.mean, self._share_base.get()
         limit = MOST if began is None else min(max(MOST, began + RISE), max(HALF, began + LARGE_RISE))
@@ -90,10 +91,10 @@ class ZeroVariance(BaseDetector):
 
     @property
     def side(self) -> str:
-        """Return ``"easy"``, ``"hard"``, ``"mixed"``, or ``"unknown"`` without a logged split or a conclusive reward.
+        """``"easy"``, ``"hard"`` or ``"mixed"`` data, or ``"unknown"`` without a logged split or a conclusive reward.
 
-        Where a row has few answers, groups agree by chance, and the share of right answers bounds how many in such
-        groups can be right.
+        If a row has few answers, groups agree by chance, and the share of right answers bounds how many in such groups
+        can be right.
         """
         right, wrong = self._right.mean, self._wrong.mean
         if right is None or wrong is None or right + wrong <= 0.0:
@@ -138,14 +139,14 @@ REASONS = {
 # No learning signal: all samples of a group get one reward, so there is no gradient.
 
 DEGENERATE = 0.1
-"""Entropy over its start from which agreement indicates a collapsed policy, not a solved task."""
+"""Ratio of entropy to its start from which equal rewards indicate a collapsed policy, not a solved task."""
 
 
 class NoSignal(BaseDetector):
-    """Share of samples without gradient near one, confirmed by the gradient norm.
+    """Detector of a lost learning signal: nearly all samples have no gradient, confirmed by the gradient norm.
 
-    Groups also agree when the task is solved. That is ``info`` while the reward is above its start or at its maximum
-    and the policy has not degenerated; such rows do not date a loss of signal. A policy without entropy that keeps the
+    Groups also agree if the task is solved. That is ``info`` while the reward is above its start or at its maximum and
+    the policy has not degenerated; such rows do not date a loss of signal. A policy without entropy that keeps the
     reward it rose to has stopped learning, but nothing is broken: a warning.
     """
 
@@ -171,7 +172,7 @@ class NoSignal(BaseDetector):
         self._counted = False
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow reward, gradient norm and entropy."""
+        """Read reward, gradient norm and entropy from every row."""
         self._context.update(step)
         entropy = finite(step, "policy/entropy")
         if entropy is not None:
@@ -179,7 +180,7 @@ class NoSignal(BaseDetector):
             self._entropy_base.update(step.step, abs(entropy))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge whether there still is a learning signal."""
+        """Judge whether there still is a learning signal; return its loss, if there is none."""
         share, value = silent_share(step), finite(step, "reward/mean")
         silent = share is not None and share >= 0.75
         self._row.update(step.step, silent)

@@ -1,4 +1,4 @@
-"""Canaries: answers known to be right or wrong, which the verifier scores differently than at first."""
+"""Detect a verifier that scores its canaries (answers known to be right or wrong) differently than at first."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from rlwatch.wording import number
 RIGHT, WRONG = "verifier/canary_right/", "verifier/canary_wrong/"
 PREFIXES = (RIGHT, WRONG)
 CANARIES = 64
-"""Canaries followed at most."""
+"""Most canaries that are followed."""
 LARGEST = 1e6
 """Largest valid score; beyond it, something else is broken."""
 CONFIRMED = 2
 """Consecutive scorings that must differ: a single one can be an outage."""
 EDGE = 0.05
-"""Share of the distance between no and full marks within which a score counts as one of them."""
+"""Share of the distance between no and full marks within which a score counts as one of the two."""
 CHANGED, TIMES = 0.1, 2.0
-"""Share of that distance, and multiple of the spread of the first ``LEARNT`` scores, that a score must differ by."""
+"""A score must differ by this share of the distance between no and full marks, and by this multiple of the spread of
+the first ``LEARNT`` scores.
+"""
 LEARNT = 3
 
 
 @dataclass(slots=True)
 class CanaryHistory:
-    """Scores of one canary: the first ones, the newest, and the step since which it is scored differently."""
+    """Scores of one canary: the first ones, the newest, and the step since which it is scored differently.
+
+    ``right``: True if the answer is known to be right. ``turned``, ``moved``: number of consecutive scorings with the
+    opposite mark, or with another score.
+    """
 
     right: bool
     early: list[float] = field(default_factory=list)
@@ -38,11 +44,14 @@ class CanaryHistory:
 
     @property
     def first(self) -> float:
-        """Return the first score."""
+        """First score of the canary."""
         return self.early[0]
 
     def update(self, step: int, value: float, none: float, full: float) -> None:
-        """Take a score; ``none`` and ``full``: marks of its function, from the first scores of the other canaries."""
+        """Read a score at a step; ``none`` and ``full``: no and full marks of the function that scores it.
+
+        These marks come from the first scores of the function's canaries.
+        """
         if len(self.early) < LEARNT:
             self.early.append(value)
         self.last = value
@@ -73,13 +82,13 @@ class CanaryHistory:
 
 
 class VerifierChanged(BaseDetector):
-    """A known answer that is scored differently than at first, in two consecutive scorings.
+    """Detector of a changed verifier: a known answer is scored differently than at first, in two consecutive scorings.
 
-    Critical: a known-wrong answer gets full marks, or a known-right one none, where it did not at first. Full marks are
-    the best first score of the known-right answers of the same function, no marks the lowest first score of the
-    known-wrong ones; without such answers they are 1 and 0. Any other change is a warning, if it is more than a tenth
-    of the distance between them and more than twice the spread of the first three scores: the scores of a model as
-    judge vary. Between scorings the last finding remains.
+    Critical: a known-wrong answer gets full marks, or a known-right one none, unlike at first. Full marks are the best
+    first score of the known-right answers of the same function, no marks the lowest first score of the known-wrong
+    ones; without such answers they are 1 and 0. Any other change is a warning, if it is more than a tenth of the
+    distance between them and more than twice the spread of the first three scores: the scores of a model as judge vary.
+    Between scorings the last finding remains.
     """
 
     name: ClassVar[str] = "verifier_changed"
@@ -93,11 +102,11 @@ class VerifierChanged(BaseDetector):
         self._newest: Finding | None = None
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether a canary was scored, or the last finding remains."""
+        """Return True if a canary was scored in this row, or if the last finding remains."""
         return self._newest is not None or any(_scored(step, name) is not None for name in _names(step))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Take the scores of the row, and report the canary that changed most."""
+        """Read the canaries' scores of the row; return a finding for the one that changed most."""
         scores = {name: score for name in _names(step) if (score := _scored(step, name)) is not None}
         if not scores:
             newest = self._newest

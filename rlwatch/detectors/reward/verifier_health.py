@@ -1,4 +1,4 @@
-"""A reward function fails, returns no reward, or takes far longer than at the run's beginning."""
+"""Detect that a reward function fails, returns no reward, or takes far longer than at the run's beginning."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ SHARES = {
     ON_ERROR: "a share of {} of its full marks is given in spite of an exception",
     CANARY_FAILED: "a share of {} of its canaries cannot be scored",
 }
-"""Open families of shares, with the text for a level."""
+"""Prefixes of metrics that are shares, each with the text for a level."""
 PREFIXES = (*SHARES, SECONDS)
 SERIES = 64
-"""Series followed at most."""
+"""Most series that are followed."""
 FIRST = 10
-"""Rows whose maximum is the baseline."""
+"""Number of first rows whose maximum is the baseline."""
 RISEN = 0.2
 """Rise above the baseline from which a share is reported."""
 ROWS = 5
-"""Rows it must last."""
+"""Rows for which a rise must last."""
 SLOWER, LEAST_S = 10.0, 1.0
-"""Multiple of the longest of the first rows, and seconds, from which a call is slow."""
+"""Multiple of the longest call of the first rows, and seconds, from which a call is slow."""
 
 
 class VerifierSeries:
-    """One share, or one latency in seconds, against its first rows."""
+    """One metric of a reward function, a share or a latency in seconds, compared with its first rows."""
 
     def __init__(self, *, seconds: bool) -> None:
         self.base = -math.inf
@@ -45,7 +45,7 @@ class VerifierSeries:
         self._seconds = seconds
 
     def update(self, step: int, value: float) -> None:
-        """Take the next finite value, at least 0."""
+        """Read the metric's next finite value, at least 0, at a step."""
         self.last = value
         if self._rows < FIRST:
             self._rows += 1
@@ -57,16 +57,18 @@ class VerifierSeries:
 
     @property
     def lasted(self) -> bool:
-        """Return whether it has been far above its first rows for long enough."""
+        """True if the metric has been far above its first rows for long enough."""
         return self.risen.lasted(ROWS)
 
 
 class VerifierHealth(BaseDetector):
-    """Errors, timeouts, missing rewards, unscored canaries, full marks after an exception; and seconds of a call.
+    """Detector of a failing or slow reward function.
 
-    A share has risen if it exceeds the highest of its first ten rows by .2, for five rows: a warning. A call is slow if
-    it takes ten times as long as the longest of the first ten rows, and more than a second, for five rows: info. The
-    answers that a function does not score from the start (those of another task) are its baseline.
+    It reads errors, timeouts, missing rewards, unscored canaries (test answers with a known score), full marks after an
+    exception, and seconds of a call. A share has risen if it exceeds the highest of its first ten rows by .2, for five
+    rows: a warning. A call is slow if it takes ten times as long as the longest of the first ten rows, and more than a
+    second, for five rows: info. The answers that a function does not score from the start (those of another task) are
+    its baseline.
     """
 
     name: ClassVar[str] = "verifier_health"
@@ -79,11 +81,11 @@ class VerifierHealth(BaseDetector):
         self._series: dict[str, VerifierSeries] = {}
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return whether the row holds one of the series."""
+        """Return True if the row has one of the reward functions' metrics."""
         return any(finite(step, name) is not None for prefix in PREFIXES for name in members(step, prefix))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Take the row, and report the series that have risen, failures first."""
+        """Read the reward functions' metrics of the row; return findings for those that have risen, failures first."""
         for prefix in PREFIXES:
             for name in members(step, prefix):
                 value = finite(step, name)

@@ -1,1 +1,1 @@
-"""Rollouts: broken output, token ids that were not sampled, response lengths."""
+"""Detectors of rollouts: broken output, token ids that were not sampled, response lengths."""

@@ -1,4 +1,4 @@
-"""Output that is no language any more: runs of token id 0, degenerate batches, garbled text."""
+"""Detect output that is no language any more: runs of token id 0, degenerate batches, garbled text."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rlwatch.wording import number
 SOME = 0.01
 """Share of responses that is no accident; healthy runs have none."""
 COUNTED = "nonfinite/rollout_logp"
-"""Log-probs of the rollout engine that are not finite."""
+"""Metric that counts log-probs of the rollout engine that are not finite."""
 OF_BOTH = ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff")
-"""Metrics that are finite only if the engine's log-probs are, where the non-finite ones are not counted."""
+"""Metrics that are finite only if the engine's log-probs are, for runs in which the non-finite ones are not counted."""
 SHORTEST_RUN = 2.0
-"""Consecutive tokens of id 0 that are a run of them."""
+"""Fewest consecutive tokens of id 0 that are a run."""
 MANY = 0.5
 """Share from which the weights or the engine must be broken, not single slots of it."""
 
 
 class Id0Run(BaseDetector):
-    """Share of responses that are at least 90 % id 0 (``!`` in byte-level vocabularies: verl issue 751).
+    """Detector of responses that are at least 90 % token id 0 (``!`` in byte-level vocabularies: verl issue 751).
 
     One row may be a race between weight update and generation (NeMo-RL issue 2180), which the message notes; a second
-    one with half of the responses is critical. Where the log-probs of the same responses are finite, no NaN caused
-    them: the policy prefers that token, or id 0 is another token in this vocabulary.
+    one with half of the responses is critical. If the log-probs of the same responses are finite, no NaN caused them:
+    the policy prefers that token, or id 0 is another token in this vocabulary.
     """
 
     name: ClassVar[str] = "id0_run"
@@ -42,7 +42,7 @@ class Id0Run(BaseDetector):
         self._many = Hold()
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the row: such responses are never normal."""
+        """Return a finding if the row has such responses, which are never normal."""
         share, longest = finite(step, *self.reads) or 0.0, finite(step, "text/id0_run")
         if longest is not None and longest < SHORTEST_RUN:
             # Responses of one token, which id 0 ends: older versions counted them.
@@ -94,17 +94,17 @@ ALL = 0.999
 """Share of responses cut, or of groups that agree, that counts as all."""
 
 SOON, LATER = 5, 10
-"""Rows it must last where the reward has fallen, and where it has not: batches of two responses are often equal."""
+"""Rows for which it must last if the reward has fallen, and if it has not: batches of two responses are often equal."""
 FIRST = 3
 """Rows at the start that may differ in a run that was always degenerate."""
 
 
 class DegenerateBatch(BaseDetector):
-    """Shortest, mean and longest response are equal, all are cut, and no reward differs: typical of NaN in sampling.
+    """Detector of degenerate batches: all responses equally long, all cut, all rewarded alike, as from NaN in sampling.
 
     Agent-R1's log of it: lengths 257/257/257, clip ratio 1, score -1. It needs no text: every trainer logs lengths and
-    rewards. Small batches of hard prompts look like it for some rows, so it must last; critical where the reward has
-    fallen too. Batches whose answers are all right are not degenerate.
+    rewards. Small batches of hard prompts look like it for some rows, so it must last; critical if the reward has
+    fallen, too. Batches whose answers are all right are not degenerate.
     """
 
     name: ClassVar[str] = "degenerate_batch"
@@ -123,7 +123,7 @@ class DegenerateBatch(BaseDetector):
         self._length = 0.0
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the row, and how many there have been."""
+        """Judge the lengths and rewards of the row; return a finding once enough rows were degenerate."""
         low, mean, high = (finite(step, f"len/{what}") for what in ("min", "mean", "max"))
         clipped, silent = finite(step, "len/clipped"), silent_share(step)
         if low is None or mean is None or high is None or clipped is None or silent is None:
@@ -166,7 +166,9 @@ class DegenerateBatch(BaseDetector):
 
 
 def density(zlib_ratio: float) -> float:
-    """Return compressed bytes over bytes: prose 0.3 to 0.5, random characters 0.7 and more."""
+    """Return compressed bytes over bytes, given their inverse ``zlib_ratio``: prose 0.3 to 0.5, random characters 0.7
+    and more.
+    """
     return MOST if zlib_ratio <= 0.0 else min(1.0 / zlib_ratio, MOST)
 
 
@@ -181,10 +183,11 @@ DESCRIPTIONS = {
 
 
 class GarbledOutput(RiseDetector):
-    """Characters of sampled responses against the run's beginning.
+    """Detector of garbled text: broken characters, mixed scripts or noise in sampled responses, compared with the
+    start.
 
-    Nearly always the visible consequence of another failure, so it is critical only where hardly any text is left and
-    the reward fell. ``repetition`` detects loops, ``id0_run`` runs of token id 0.
+    Nearly always the visible consequence of another failure, so it is critical only if hardly any text is left and the
+    reward fell. ``repetition`` detects loops, ``id0_run`` runs of token id 0.
     """
 
     name: ClassVar[str] = "garbled_output"
@@ -197,7 +200,7 @@ class GarbledOutput(RiseDetector):
     )
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the fault of the text, critical where hardly any is left."""
+        """Return the finding: the fault of the text, critical if hardly any is left."""
         metric, level = rise.limit.metric, rise.level or 0.0
         lost = metric in ("text/garbled", "text/replacement") and level >= MUCH and self._reward.fallen()
         shown = f"{level:.1%}" if metric in ("text/garbled", "text/replacement") else number(level)

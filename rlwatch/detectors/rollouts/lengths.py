@@ -1,4 +1,4 @@
-"""Response lengths: a surge that gains nothing, the limit, and collapse."""
+"""Detect abnormal response lengths: a surge without gain, responses at the limit, and collapse."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
 ROWS, STEPS = 5, 15
-"""Rows and steps the medians must stay beyond their limits."""
+"""Rows and steps for which the medians must stay beyond their limits."""
 FACTOR = 9.0
 """Factor on the odds of being cut: from 10 % to half, from half to nine tenths."""
 
 
 class LengthSurge(RiseDetector):
-    """Mean length doubled, or half of the responses cut, with a reward that has not risen.
+    """Detector of a surge of length: mean length doubled, or half of the responses cut, without a rise of the reward.
 
     On Qwen3-4B a surge of length preceded the collapse (arXiv 2602.01826); in healthy runs lengths grow too, with the
     reward. ``length_explosion`` detects responses at the limit.
@@ -37,13 +37,15 @@ class LengthSurge(RiseDetector):
         self._long = Hold(forgive=1)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the lengths; a surge is ignored where the reward pays for it, or within a few small batches."""
+        """Judge the lengths of the row; a surge is ignored if the reward rose with it, or within a few small
+        batches.
+        """
         found = super().judge(step)
         self._long.update(step.step, bool(found) and not self._reward.risen())
         return found if self._long.lasted(ROWS, STEPS) and found else []
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the length now and at the start."""
+        """Return the finding: the length, or the share of responses that do not end, now and at the start."""
         level, began = rise.level or 0.0, rise.began or 0.0
         if rise.limit.metric == "len/mean":
             what = f"mean response length is {number(level)} tokens, {number(began)} at the start"
@@ -67,19 +69,20 @@ class LengthSurge(RiseDetector):
 NEARLY_ALL = 0.95
 """Share of responses cut at the limit from which hardly any answer is complete."""
 RISE = 0.1
-"""Rise over the run's beginning below which the share is normal for the run."""
+"""Rise above the run's beginning below which the share of cut responses is normal for the run."""
 MANY = 0.25
 """Share cut at the limit, from few at the start, that is a warning although the reward is above its start: cut answers
-are seldom right. Where the reward rises with the share, they are."""
+are seldom right. They are if the reward rises with the share.
+"""
 CUT_LONG = 30
-"""Steps from which it is critical, unless the reward has risen by it."""
+"""Steps from which it is critical, unless the reward has risen with it."""
 
 
 class LengthExplosion(BaseDetector):
-    """Share of truncated responses against how the run began: many is a warning, nearly all may be critical.
+    """Detector of responses cut at the length limit, compared with how the run began.
 
-    Long answers may be better answers; answers that are cut off are not, and once no sample in a group ends, length
-    cannot be unlearned.
+    Many is a warning, nearly all may be critical. Long answers may be better answers; answers that are cut off are not,
+    and once no sample in a group ends, length cannot be unlearned.
     """
 
     name: ClassVar[str] = "length_explosion"
@@ -97,7 +100,7 @@ class LengthExplosion(BaseDetector):
         self._full = Hold(forgive=2)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the share of the last rows."""
+        """Judge the share of cut responses over the last rows; return the explosion, if there is one."""
         share = finite(step, *self.reads)
         if share is None:
             return []
@@ -145,19 +148,19 @@ class LengthExplosion(BaseDetector):
 # Responses shrink to nothing.
 
 PERHAPS = 2.0
-"""Standard errors from which a rise of the reward is possible, where a finding needs its absence."""
+"""Standard errors from which a rise of the reward is possible, for a finding that requires that there is none."""
 SHORT = 0.3
-"""Share of the length at the start: a smaller change is normal (learning a format halves lengths in healthy runs)."""
+"""Ratio of length to its start; a smaller change is normal (learning a format halves lengths in healthy runs)."""
 NOTHING = 0.1
-"""Share of the length at the start below which a response is hardly an answer."""
+"""Ratio of length to its start below which a response is hardly an answer."""
 EMPTY = 0.5
-"""Share of responses without a token."""
+"""Share of responses without a token that counts as most."""
 SOON, LONG = 8, 20
-"""Steps a warning, and a critical finding, must last."""
+"""Steps for which a warning, and a critical finding, must last."""
 
 
 class LengthCollapse(BaseDetector):
-    """Mean response length, or the share of empty responses, against how the run began.
+    """Detector of responses that shrink to nothing: mean length, or the share of empty ones, compared with the start.
 
     Short answers may be good answers: with a reward above its start, short ones are not reported, and tiny ones are a
     warning. Critical only if answers are nearly empty and the reward has not risen by it. A reward that once rose
@@ -179,7 +182,7 @@ class LengthCollapse(BaseDetector):
         self._rose = False
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the length of the last rows."""
+        """Judge the length over the last rows; return the collapse, if there is one."""
         self._rose = self._reward.risen(PERHAPS) or (self._rose and self._reward.above and not self._reward.fallen())
         length, empty = finite(step, "len/mean", "len/p50"), finite(step, "len/empty")
         if length is not None:

@@ -1,4 +1,4 @@
-"""The long tail of response lengths: the whole batch waits for a few responses."""
+"""Detect a long tail of response lengths: the whole batch waits for a few responses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from rlwatch.wording import number
 
 
 class LongTail(RiseDetector):
-    """Tail of the lengths, idle slots, and work carried over from one iteration to the next (C3PO++).
+    """Detector of a long tail of lengths, idle generation slots, and responses carried over to the next iteration
+    (C3PO++).
 
-    arXiv 2510.18855 publishes no limits; these are far from what even lengths give, and the run's own beginning
-    counts first. ``1 - mean / max`` of a batch is the least share of a synchronous engine's slots that idle. It costs
-    time, not quality: ``info`` where only lengths show it, a warning where work is carried over or wasted.
+    arXiv 2510.18855 publishes no limits; these are far from what even lengths give, and the run's own beginning counts
+    first. ``1 - mean / max`` of a batch is the least share of a synchronous engine's slots that idle. It costs time,
+    not quality: ``info`` if only lengths show it, a warning if work is carried over or wasted.
     """
 
     name: ClassVar[str] = "long_tail"
@@ -37,7 +38,7 @@ class LongTail(RiseDetector):
     )
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the value; the maximum over the mean where only these two are logged."""
+        """Return the limit's metric in this row; if need be, maximum over mean is computed from the two."""
         get = step.numbers.get
         value = get(limit.metric)
         if value is not None or limit.metric != "len/max_over_mean":
@@ -46,7 +47,7 @@ class LongTail(RiseDetector):
         return None if longest is None or mean is None or mean < 1.0 else longest / mean
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the metric that is long, idle or carried over."""
+        """Return the finding for the metric that is beyond its limit."""
         metric, level = rise.limit.metric, rise.level or 0.0
         costs = metric.startswith(("partial/", "time/")) or metric == "len/budget_used"
         return self.finding(

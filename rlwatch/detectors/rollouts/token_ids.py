@@ -1,4 +1,4 @@
-"""Token ids in training that were not sampled: re-encoded text, rewritten histories, observations without a mask."""
+"""Detect token ids in training that were not sampled: re-encoded text, rewritten histories, unmasked observations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlwatch.wording import number
 
 
 def missing(share: float) -> float:
-    """Return the odds of not being in ``share``."""
+    """Return the odds of not being part of ``share``, as the scale of a limit."""
     return odds(min(shortfall(share), 1.0))
 
 
@@ -33,10 +33,10 @@ DESCRIPTIONS = {
 
 
 class Retokenisation(BaseDetector):
-    """Round trips of ids and prefixes of turns, against the start.
+    """Detector of token ids that change when text is re-encoded, and of turns that do not continue the ids before.
 
-    Sampled ids need not be canonical, and templates may drop earlier reasoning on purpose: a level from the first row
-    on is information, a later rise is a warning.
+    Compared with the start: sampled ids need not be canonical, and templates may drop earlier reasoning on purpose. So
+    a level from the first row on is information, a later rise is a warning.
     """
 
     name: ClassVar[str] = "retokenisation"
@@ -49,7 +49,7 @@ class Retokenisation(BaseDetector):
         self._standing = {kind: [SustainedLevel(limit) for limit in limits] for kind, limits in LIMITS.items()}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each kind; a rise is reported before a level."""
+        """Judge both kinds; return their findings, a rise rather than a level."""
         found = (self._kind(step, kind) for kind in self.kinds)
         return [finding for finding in found if finding is not None]
 
@@ -88,7 +88,9 @@ LEAK = RiseLimit("tokens/environment_leak", 1e-3, 0.0)
 
 
 class MaskLeakage(BaseDetector):
-    """Share of tool and user tokens with mask 1. It has no healthy level, so no start to compare with."""
+    """Detector of tool and user tokens that the loss counts (mask 1). No share is healthy, so no start is compared
+    with.
+    """
 
     name: ClassVar[str] = "mask_leakage"
     reads: ClassVar[tuple[str, ...]] = (LEAK.metric,)
@@ -99,7 +101,7 @@ class MaskLeakage(BaseDetector):
         self._leak = SustainedLevel(LEAK, rows=3)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the share of the last rows."""
+        """Judge the share of such tokens over the last rows; return the leak, if there is one."""
         self._leak.update(step.step, finite(step, LEAK.metric))
         if not self._leak.lasted:
             return []

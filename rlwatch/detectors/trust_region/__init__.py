@@ -1,1 +1,1 @@
-"""The trust region: KL to the reference, how it is estimated, clipping, and ratios that grow with length."""
+"""Detectors of the trust region: KL to the reference and its estimates, clipping, and importance ratios."""

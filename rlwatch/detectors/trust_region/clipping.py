@@ -1,4 +1,4 @@
-"""The clip fraction: saturated, so that a large part of the batch has no gradient, or without information."""
+"""Detect clip fractions that are saturated, so that much of the batch has no gradient, or that carry no information."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
 TOKENS = 0.1
-"""Share of tokens a token-level loss may clip at any beginning; GRPO clips 0.001 to 0.03 in healthy runs."""
+"""Share of tokens up to which clipping is normal for a token-level loss; GRPO clips 0.001 to 0.03 in healthy runs."""
 SEQUENCES = 0.4
-"""The same for a loss that clips whole responses: GSPO clips around 0.15 as a rule (arXiv 2507.18071)."""
+"""Share up to which clipping is normal for a loss that clips whole responses: GSPO clips around 0.15 as a rule (arXiv
+2507.18071).
+"""
 DUAL = 0.02
-"""The same for the dual clip, which affects only tokens more than three times as likely as before."""
+"""Share up to which the dual clip is normal, which affects only tokens more than three times as likely as before."""
 FACTOR = 4.0
-"""Times the odds at the start."""
+"""Factor over the odds of being clipped at the start."""
 WHOLE = ("ratio/seq_mean", "ratio/seq_ess", "ratio/seq_max")
-"""Metrics of losses that take one ratio a response."""
+"""Metrics of losses that take one ratio per response."""
 
 
 class ClipSaturation(RiseDetector):
-    """Fractions clipped, against how the run began and what its loss usually clips.
+    """Detector of saturated clipping: clip fractions compared with how the run began and with what its loss usually
+    clips.
 
-    A loss that clips whole responses is recognised by the sequence ratios that rlwatch's taps record. Without taps the
-    run's own baseline is used.
+    A loss that clips whole responses is recognised by the sequence ratios that rlwatch records from the trainer's
+    tensors. Without these the run's own baseline is used.
     """
 
     name: ClassVar[str] = "clip_saturation"
@@ -42,15 +45,15 @@ class ClipSaturation(RiseDetector):
         self._whole = False
 
     def listen(self, step: ClosedStep) -> None:
-        """Note whether tokens or whole responses are clipped."""
+        """Note whether the loss clips tokens or whole responses."""
         self._whole = self._whole or any(name in step.metrics for name in WHOLE)
 
     def floor(self, limit: RiseLimit) -> float | None:
-        """Return a higher floor for a loss that clips responses, because it clips many."""
+        """Return a higher floor for a loss that clips whole responses, because it clips many; else None."""
         return SEQUENCES if self._whole and limit.floor == TOKENS else None
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the share clipped now and at first."""
+        """Return the finding: the share clipped now and at the start."""
         level, began = rise.level or 0.0, rise.began or 0.0
         share = began / (1.0 + began)
         return self.finding(
@@ -75,7 +78,7 @@ FAR_ROWS = 20
 ROWS = 50
 """Rows with nothing clipped at all from which the metric carries no information, wherever ratios are."""
 STILL = 1e-4
-"""Nats a ratio may differ from 1 by rounding, where every batch is used for one update."""
+"""Nats that a log-ratio may differ from 0 by rounding, if every batch is used for one update."""
 
 Indicator = tuple[str, Callable[[float], bool]]
 FAR: dict[str, tuple[Indicator, ...]] = {
@@ -89,15 +92,15 @@ FAR: dict[str, tuple[Indicator, ...]] = {
     "ratio/clipfrac_high": (("ratio/max", lambda r: r >= 1.6),),
     "ratio/clipfrac_dual": (("ratio/max", lambda r: r >= 10.0),),
 }
-"""For each clip fraction, what shows that tokens are beyond the widest usual bounds (0.4, dual 3)."""
+"""For each clip fraction, the metrics that show tokens beyond the widest usual bounds (0.4, dual 3)."""
 PLAIN = ("ratio/clipfrac", "ratio/clipfrac_low", "ratio/clipfrac_high")
-"""Fractions whose lasting zero needs no confirmation; for the dual clip zero is the rule."""
+"""Clip fractions whose lasting zero needs no confirmation; for the dual clip zero is the rule."""
 
 
 class ClipBlind(BaseDetector):
-    """Report that a clip fraction carries no information, so that its zero is not taken for health.
+    """Detector of clip fractions that carry no information, so that their zero is not taken for health.
 
-    Some losses do not define it (SAPO always logs 0, GSPO and CISPO have no dual clip), and with one update a rollout
+    Some losses do not define it (SAPO always logs 0, GSPO and CISPO have no dual clip), and with one update per rollout
     the ratio is 1 by construction. A public run collapsed with a clip fraction of exactly 0 throughout.
     """
 
@@ -114,13 +117,13 @@ class ClipBlind(BaseDetector):
         self._largest: float | None = None
 
     def listen(self, step: ClosedStep) -> None:
-        """Store how far ratios move at all."""
+        """Remember how far ratios move at all."""
         far = finite(step, "ratio/log_absmax")
         if far is not None:
             self._largest = max(abs(far), self._largest or 0.0)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Count rows; report the fractions without information."""
+        """Count rows with a clip fraction of 0; return a finding for fractions without information."""
         for metric in FAR:
             self._count(step, metric)
         contradicted = [metric for metric in FAR if self._far[metric] >= FAR_ROWS]

@@ -1,4 +1,4 @@
-"""The first updates moved the policy far at once, and no row since has earned the reward of the first one."""
+"""Detect first updates that moved the policy far at once, after which no row earned the reward of the first one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rlwatch.stats import Window, median
 from rlwatch.wording import number
 
 FAR, NEAR = 0.3, 0.1
-"""Nats per token from which the policy is far from its reference, and up to which the first row is still near it."""
+"""Nats per token of KL from which the policy is far from its reference, and up to which the first row is near it."""
 SOON, SETTLED = 12, 6
 """Rows within which a policy that its first updates broke is recognised, and rows after the first that show it."""
 WORSE = 0.25
-"""Share of the first row's reward that is lost."""
+"""Share of the first row's reward that must be lost."""
 PLAIN = 4.0
-"""Deviations of one row that the loss exceeds: the level before the updates is known from one row only."""
+"""Deviations of one row that the loss must exceed: the level before the updates is known from one row only."""
 BACK = 0.1
-"""Share of the first row's reward that may be missing where the reward has recovered."""
+"""Share of the first row's reward that may be missing when the reward has recovered."""
 
 
 class FirstUpdates(BaseDetector):
-    """KL to the reference and reward against the first row, which no update had changed.
+    """Detector of a policy broken by its first updates: KL to the reference and reward, compared with the first row.
 
-    Every other detector takes its baseline from the first rows. Where one or two updates broke the policy, those rows
-    already belong to the broken policy, and nothing deviates from them.
+    Every other detector takes its baseline from the first rows. If one or two updates broke the policy, those rows
+    already belong to the broken policy, and nothing deviates from them. Only the first row precedes all updates.
     """
 
     name: ClassVar[str] = "first_updates"
@@ -46,7 +46,7 @@ class FirstUpdates(BaseDetector):
         self._broke = self._never = False
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the rows after the first."""
+        """Compare the rows after the first with it; return the finding if the first updates broke the policy."""
         reward, kl = finite(step, "reward/mean"), finite(step, *self.distances)
         self._rows += 1
         if self._never or reward is None:

@@ -1,4 +1,6 @@
-"""Estimates of KL to the reference: tokens beyond the clamp, and estimators that contradict each other."""
+"""Detect faulty estimates of KL to the reference: tokens beyond verl's clamp, and estimators that contradict each
+other.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ BEYOND = RiseLimit("policy/kl_ref_saturated", 0.002, 5.0, odds)
 """Share of tokens beyond the clamp: 0.2 % of them add 0.02 nats/token to a clamped mean, as much as a usual KL."""
 MEANS = ("policy/kl_ref_k1", "policy/kl_ref", "policy/kl_ref_k3")
 PART = 0.25
-"""Share of the usual KL, by its smallest estimate, from which clamped tokens are more than a remark: where KL itself is
-large, 0.2 % of the tokens are its tail."""
+"""Share of the usual KL, by its smallest estimate, from which clamped tokens are more than ``info``: if KL itself is
+large, 0.2 % of the tokens are its tail.
+"""
 HALF = 5.0
 """A clamped mean from which at least half of the tokens must be at the clamp, if the rest is near 0."""
 MOST = 1e9
@@ -30,7 +33,7 @@ NOTABLE = 0.05
 APART, FAR_APART = 0.5, 2.0 / 3.0
 """Disagreement over the larger estimate: half of it; one three times the other."""
 SURE = 6.0
-"""Standard errors by which they must disagree, from the scatter of rows."""
+"""Standard errors by which estimators must disagree, from the scatter of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,18 @@ class Disagreement:
 
     @property
     def apart(self) -> float:
-        """Return the difference over the larger estimate."""
+        """Difference of the two estimates over the larger one."""
         largest = max(abs(self.low), abs(self.high))
         return (self.high - self.low) / largest if largest > 0.0 else 0.0
 
     @property
     def real(self) -> bool:
-        """Return whether it is large, beyond noise and half of the estimate."""
+        """True if the difference is notable, beyond noise, and at least half of the larger estimate."""
         return self.high - self.low >= NOTABLE and self.apart >= APART and self.errors >= SURE
 
 
 class EstimatorPair:
-    """Two estimators of one KL, row by row."""
+    """Two estimators of one KL, compared over the last rows. ``first``, ``second``: their metric names."""
 
     def __init__(self, first: str, second: str) -> None:
         self.names = first, second
@@ -62,7 +65,7 @@ class EstimatorPair:
         self.out = Hold(forgive=2)
 
     def update(self, step: ClosedStep) -> None:
-        """Take a row in which both were measured."""
+        """Read a row, if it has both estimates."""
         values = step.numbers.get(self.names[0]), step.numbers.get(self.names[1])
         if values[0] is None or values[1] is None:
             return
@@ -72,7 +75,7 @@ class EstimatorPair:
         self.out.update(step.step, gap is not None and gap.real)
 
     def get(self) -> Disagreement | None:
-        """Return the disagreement of the last rows; None before there are enough."""
+        """Return the disagreement over the last rows; None before there are enough."""
         levels = [rows.get() for rows in self._rows]
         if levels[0] is None or levels[1] is None:
             return None
@@ -85,7 +88,7 @@ class EstimatorPair:
 
 
 class KLEstimator(BaseDetector):
-    """Faults that make the logged KL, or the penalty, a different quantity than KL(policy || reference).
+    """Detector of faults that make the logged KL, or the penalty, a different quantity than KL(policy || reference).
 
     Over samples of the policy k1 and k3 have the same mean, which is not negative. If they contradict each other beyond
     noise, or k1 is below 0, the samples do not come from the policy (top-p or top-k sampling, another temperature,
@@ -121,13 +124,13 @@ class KLEstimator(BaseDetector):
         )
 
     def notice(self, event: Event) -> None:
-        """Start anew after a reset: every estimator begins at zero."""
+        """Start anew after a reset of the reference, from which every estimator begins at zero."""
         if event.kind == "reference_reset":
             self._restart()
             self._held = []
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the clamp and both pairs."""
+        """Judge the share of clamped tokens and both pairs of estimators; return saturation and bias, if any."""
         self._beyond.update(step.step, finite(step, BEYOND.metric))
         self._watch_clamped_mean(step)
         known = [abs(kl) for name in MEANS if (kl := finite(step, name)) is not None]

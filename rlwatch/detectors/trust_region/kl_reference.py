@@ -1,4 +1,4 @@
-"""KL to the reference: it grows without bound, or is flat at a high level, where a reset may be due (ProRL).
+"""Detect KL to the reference that grows without bound, or is flat at a high level, where a reset may be due (ProRL).
 
 In reading order: held-out scores, signs that speak against a reset, the flat half, and growth.
 """
@@ -20,9 +20,9 @@ from rlwatch.stats import Baseline, Hold, Window, mad, median, quantile, theil_s
 from rlwatch.wording import number
 
 SCORE, SETS = "val/score", "val-core/"
-"""One score, or those of several held-out sets under the trainer's own names."""
+"""Metric of one held-out score, or prefix of those of several held-out sets under the trainer's own names."""
 LEAST = 6
-"""Evaluations before anything is reported."""
+"""Fewest evaluations before anything is reported."""
 SINCE = 4
 """Evaluations since the best one that make a gap: fewer are chance."""
 SURE = 2.0
@@ -35,7 +35,7 @@ MOST = 1e9
 
 
 class Validation:
-    """The mean of the held-out scores of a run, one point an evaluation."""
+    """Mean of the held-out scores of a run, one point per evaluation, and its course since the best."""
 
     def __init__(self) -> None:
         self._scores = Window(rows=40, steps=10**9)
@@ -45,7 +45,7 @@ class Validation:
         self._low = MOST
 
     def update(self, step: ClosedStep) -> None:
-        """Take a row, if it has scores."""
+        """Read a row, if it has held-out scores."""
         score = _read(step)
         if score is None:
             return
@@ -58,26 +58,28 @@ class Validation:
 
     @property
     def now(self) -> float | None:
-        """Median of the last three scores."""
+        """Median of the last three scores; None with fewer."""
         return median(self._scores.values[-3:]) if len(self._scores) >= 3 else None
 
     @property
     def best(self) -> float | None:
-        """The highest score so far."""
+        """Highest score so far; None if there is none."""
         return self._best
 
     @property
     def best_step(self) -> int:
-        """Return the step of the best score."""
+        """Step of the best score."""
         return self._best_step
 
     @property
     def known(self) -> bool:
-        """Return whether there are enough evaluations for a trend."""
+        """True if there are enough evaluations for a trend."""
         return len(self._scores) >= LEAST
 
     def stalls(self) -> bool:
-        """Return whether it fell behind its second best ``SINCE`` evaluations ago, with no rising slope since."""
+        """Return True if the score is below its second best, ``SINCE`` evaluations after the best, and does not rise
+        again.
+        """
         now, best = self.now, self._best
         if not self.known or now is None or best is None or self._since < SINCE:
             return False
@@ -87,7 +89,7 @@ class Validation:
         return self._rise() <= FLAT * max(best - self._low, mad(self._scores.values))
 
     def rises(self) -> bool:
-        """Return whether it is still improving."""
+        """Return True if the score is still improving."""
         return self.known and self._since < SINCE and self._rise() > 0.0
 
     @property
@@ -117,16 +119,16 @@ def _read(step: ClosedStep) -> float | None:
 # What rules out a reset of the reference: it would make the policy of a collapse the anchor.
 
 GARBLED = (("text/garbled", 0.1), ("text/id0_frac", 0.05), ("text/replacement", 0.1))
-"""Shares of the output from which it is not language any more."""
+"""Shares of the output from which it is not language any more, by metric."""
 ROWS = 20
 """Rows for which a sign of collapse rules out a reset."""
 
 
 class Vetoes:
-    """Signs of any failure that the catalogue calls a collapse.
+    """Signs of collapse that rule out a reset of the reference, as it would make the collapsed policy the anchor.
 
-    Its detectors report them; mere symptoms (garbled output, a lost reward) are read here, before a detector is
-    certain.
+    Detectors of the failures that the catalogue calls a collapse report them; mere symptoms (garbled output, a lost
+    reward) are read here, before a detector is certain.
     """
 
     def __init__(self) -> None:
@@ -137,7 +139,7 @@ class Vetoes:
         self._ago: dict[str, int] = {}
 
     def update(self, step: ClosedStep) -> None:
-        """Take a row."""
+        """Read a row for signs of collapse."""
         if self._ago:
             self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
         for detector in self._watch:
@@ -154,11 +156,11 @@ class Vetoes:
                     self._ago["garbled output"] = 0
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """Use the run's own detectors instead of separate ones of their type."""
+        """Use the run's own detectors in ``common`` instead of separate ones of their type."""
         self._watch = tuple(common.get(type(detector), detector) for detector in self._watch)
 
     def why(self, context: RunContext) -> tuple[str, ...]:
-        """Return the signs of collapse of the last rows; empty where a reset would do no harm."""
+        """Return the signs of collapse of the last rows, in words; empty if a reset would do no harm."""
         signs = list(self._ago)
         if context.reward.fallen():
             signs.append("reward_drop")
@@ -172,7 +174,9 @@ class Vetoes:
 FLAT_NOTABLE = 0.3
 """Nats per token below which a flat KL is just small."""
 HELD_OUT = 0.05
-"""The same where held-out scores have stalled: then the KL term limits the policy even at a small value."""
+"""Nats per token below which a flat KL is just small even though held-out scores have stalled; above, the KL term
+limits the policy.
+"""
 TREND_ROWS = 60
 FLAT_KL = 0.15
 """Relative change over the trend window that counts as flat."""
@@ -183,9 +187,10 @@ HEAVY_SHARE = 0.5
 
 
 class KLPlateau(BaseDetector):
-    """The flat half of :class:`~rlwatch.detectors.trust_region.kl_reference.KLReference`: level and slope of KL.
+    """Base that detects a flat KL to the reference; :class:`~rlwatch.detectors.trust_region.kl_reference.KLReference`
+    adds growth.
 
-    Both flat: ``kl_saturation``; held-out scores stalled as well: ``reset_due``.
+    If level and slope are flat: ``kl_saturation``; if held-out scores have stalled as well: ``reset_due``.
 
     ProRL (arXiv 2505.24864) resets when validation stagnates or degrades under a KL term that has come to dominate.
     Neither is reported in a collapse (see :class:`Vetoes`), nor for some rows after one: a reset then saves nothing and
@@ -204,7 +209,7 @@ class KLPlateau(BaseDetector):
         self._restart()
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """Share the detectors whose findings are signs of collapse."""
+        """Share state with the run's other detectors, whose findings are also signs of collapse."""
         super().share(common)
         self._vetoes.share(common)
 
@@ -215,20 +220,20 @@ class KLPlateau(BaseDetector):
         self._stalled = Hold(forgive=2)
 
     def notice(self, event: Event) -> None:
-        """Start anew after a reset: KL to the new reference begins at zero, and scores get their time."""
+        """Start anew after a reset of the reference: KL to the new one begins at zero, and scores need time."""
         if event.kind == "reference_reset":
             self._restart()
             self._validation = Validation()
             self._held = []
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the context, the held-out scores and the signs of collapse."""
+        """Read the context, the held-out scores and the signs of collapse from every row."""
         self._context.update(step)
         self._validation.update(step)
         self._vetoes.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge flatness, then what rules out a reset."""
+        """Judge whether KL is flat, then whether a collapse rules out a reset; return the finding, if any."""
         kl = abs(finite(step, *self.reads) or 0.0)
         self._now.update(step.step, kl)
         self._past.update(step.step, kl)
@@ -301,10 +306,11 @@ class KLPlateau(BaseDetector):
 # The other half: KL that grows without bound.
 
 DRIFT, HEAVY = 0.3, 1.0
-"""Nats per token from which a rise is a drift, and from which it may be critical."""
+"""Nats per token of KL from which a rise is a drift, and from which it may be critical."""
 SHARPENS = 1.25
-"""KL gained over entropy spent up to which a policy only sharpens towards what its reference also prefers; a policy
-that learns to deceive its reward moves as far without spending entropy."""
+"""Ratio of KL gained to entropy spent up to which a policy only sharpens towards what its reference also prefers; a
+policy that learns to deceive its reward moves as far without spending entropy.
+"""
 UNPAID, UNPAID_FACTOR = 2.0, 1.3
 """Nats per token, and growth factor, from which slow growth is reported even if the reward has risen with it."""
 FACTOR = 3.0
@@ -312,8 +318,9 @@ FACTOR = 3.0
 ESTABLISHED = 0.1
 """Nats per token below which the earlier level is just the beginning: any growth is a large factor."""
 SLOW_ROWS, SLOW_FACTOR = 50, 2.0
-"""The slow test. Where batches are small the KL of a row varies over two decades: ten rows cannot distinguish a factor
-of three from chance, fifty can detect a factor of two or three."""
+"""Rows and factor of the slow test. If batches are small the KL of a row varies over two decades: ten rows cannot
+distinguish a factor of three from chance, fifty can detect a factor of two or three.
+"""
 FAR, LEAST_FIRST = 10.0, 0.02
 """Factor over the run's first rows that is far, and the level in nats per token to which a lower start is raised."""
 GROWTH_SURE = 3.0
@@ -325,10 +332,11 @@ HUGE = 20.0
 
 
 class KLReference(KLPlateau):
-    """KL between policy and reference against its own earlier level; starts anew after a reset.
+    """Detector of KL to the reference that grows, or stays flat at a high level; it starts anew after a reset.
 
-    Growth alone is how a policy learns; it is a drift when the run does not gain by it. Up to a nat per token in a run
-    whose reward is above its start it is a remark, and up to two where the reward rose as entropy was spent.
+    KL is compared with its own earlier level. Growth alone is how a policy learns; it is a drift if the run does not
+    gain by it. Up to a nat per token in a run whose reward is above its start it is ``info``, and up to two if the
+    reward rose as entropy was spent.
     """
 
     name: ClassVar[str] = "kl_reference"
@@ -345,14 +353,14 @@ class KLReference(KLPlateau):
         self._confirmed = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow entropy as well."""
+        """Read entropy from every row, in addition to what :class:`KLPlateau` reads."""
         super().listen(step)
         entropy = finite(step, "policy/entropy")
         if entropy is not None:
             self._entropy.update(step.step, min(abs(entropy), MOST))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge growth and flatness."""
+        """Judge growth and flatness of KL; return the findings, if any."""
         flat = super().judge(step)
         signed = finite(step, *self.reads) or 0.0
         kl = abs(signed)

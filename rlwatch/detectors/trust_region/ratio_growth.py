@@ -1,4 +1,4 @@
-"""Importance ratios of responses spread with their length: long responses are clipped or dominate the update."""
+"""Detect that importance ratios of responses spread with their length: long responses are clipped or dominate."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlwatch.wording import number
 NOTABLE = 0.5
 """Variance of a mean response's log-ratio, nats^2: the effective sample size is exp(-0.5) = 0.61 there."""
 FACTOR = 4.0
-"""Times the growth at the start."""
+"""Factor over the growth at the start."""
 LENGTH = 1000.0
-"""Tokens of a mean response where no length is logged."""
+"""Tokens of a mean response that are assumed if no length is logged."""
 METRIC = "ratio/log_var_growth"
 
 
 class RatioGrowth(RiseDetector):
-    """Growth of a response's log-ratio variance per token, weighed by the mean length of responses.
+    """Detector of a log-ratio whose variance over responses grows with their length, weighted by the mean length.
 
-    Independent tokens of deviation s give s^2 a token, and then ESS = exp(-s^2 T) over responses of T tokens.
+    Independent tokens of deviation s give s^2 per token, and then ESS = exp(-s^2 T) over responses of T tokens.
     """
 
     name: ClassVar[str] = "ratio_growth"
@@ -34,27 +34,27 @@ class RatioGrowth(RiseDetector):
         self._lengths = Window(rows=10, steps=10)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the length of responses."""
+        """Read the mean length of responses from every row."""
         length = finite(step, "len/mean")
         if length is not None and length > 0.0:
             self._lengths.update(step.step, length)
 
     @property
     def length(self) -> float:
-        """Return the tokens of a mean response of the last rows."""
+        """Tokens of a mean response over the last rows."""
         return self._lengths.get() or LENGTH
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the slope; below zero it is sampling noise."""
+        """Return the growth of the variance per token in this row, at least 0; a negative value is sampling noise."""
         value = finite(step, limit.metric)
         return None if value is None else max(value, 0.0)
 
     def floor(self, limit: RiseLimit) -> float:  # noqa: ARG002
-        """Return the growth at which responses of this length spread notably."""
+        """Return the growth at which responses of the present length spread notably."""
         return NOTABLE / self.length
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the spread of a response of mean length."""
+        """Return the finding: the spread of a response of mean length."""
         growth = rise.level or 0.0
         spread = growth * self.length
         return self.finding(

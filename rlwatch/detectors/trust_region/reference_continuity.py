@@ -1,4 +1,4 @@
-"""The reference moved without an announcement: detected from KL, which must be continuous between resets."""
+"""Detect a reference that changed without an announcement, from KL, which must be continuous between resets."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Resumed:
 
 
 class ReferenceContinuity(BaseDetector):
-    """KL to the reference across resets and resumes.
+    """Detector of unannounced changes of the reference: KL to the reference across resets and resumes.
 
     If KL falls to zero without a reset, the reference was captured anew, as some trainers do when they resume:
     ``silent_reference_reset``. If it jumps up at a resume that follows a reset, the reset was lost, because most
@@ -103,7 +103,7 @@ class ReferenceContinuity(BaseDetector):
         self._level = 0.0
 
     def notice(self, event: Event) -> None:
-        """Note an announced reset, which explains a fall, and a reference that a resume could not restore."""
+        """Note an announced reset, which explains a fall of KL, and a reference that a resume could not restore."""
         if event.kind == "reference_reset":
             self._announced = self._step if event.step is None else event.step
             if self._fallen and self._fallen[0] >= self._announced:
@@ -112,7 +112,7 @@ class ReferenceContinuity(BaseDetector):
             self._not_restored = str(event.body.get("reason", "")) or "it could not be taken up again"
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Follow KL, and repeat a finding for some rows."""
+        """Follow KL to the reference; return unannounced changes, each repeated for some rows."""
         kl = self._read(step)
         if kl is None:
             return []
