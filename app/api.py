@@ -30,9 +30,11 @@ from rlwatch.ports import Series
 from rlwatch.records import AlertState, RunInfo, RunState
 from rlwatch.state import explained, headline_of, next_action
 
-from . import commands, news, queries, smoothing
+from . import commands, news, queries, smoothing, table
 from .charts import FARTHEST
 from .fleet import RunEntry, fleet, kl, matching, risk, run_entries, why
+from .fleet_rows import DELETED, ListView
+from .fleet_rows import listed as list_of
 from .health import judge, pause_of
 from .principal import NAME_HEADER, ROLE_HEADER, SESSION_END, Principal
 from .thinning import reduced
@@ -47,6 +49,8 @@ MOST_VALUES = 5_000_000
 """Largest number of metrics times points in a response."""
 MOST_ROWS = 10_000
 """Largest number of rows whose times are sent without thinning."""
+MOST_LISTED = 500
+"""Largest number of rows of the list in a response."""
 MOST_STREAMS = 64
 BEAT_S, POLL_S = 15.0, 5.0
 """Seconds between two heartbeats of a stream; between two polls of a store that sends no notifications."""
@@ -171,6 +175,24 @@ def _listed(request: Request) -> Json:
         "runs": [run_json(entry) for entry in (found if limit is None else found[:limit])],
         "unreadable": dict(every.unreadable),
     }
+
+
+# /api/list
+
+
+async def rows_listed(request: Request) -> Response:
+    """Return rows of the list of runs as the page draws them, for rows that come in sight."""
+    return await _answer(_rows_listed, request)
+
+
+def _rows_listed(request: Request) -> Json:
+    view = ListView.of_query(request.query_params.getlist)
+    first, count = (_whole_of(request, name, 0, 1_000_000) for name in ("first", "count"))
+    every, now = fleet(deleted=view.which == DELETED), time.time()
+    lines = view.lines(list_of(every, view.which, now))
+    begin = first or 0
+    shown = lines[begin : begin + min(table.BLOCK if count is None else count, MOST_LISTED)]
+    return {"total": len(lines), "rows": [table.row_json(row) for row in view.drawn(now).rows(shown)]}
 
 
 def run_json(entry: RunEntry) -> Json:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 ROUTES = {
     "/api/openapi.json": "described",
     "/api/runs": "listed",
+    "/api/list": "rows_listed",
     "/api/runs/{run_id}/series": "series",
     "/api/runs/{run_id}/axes": "axes",
     "/api/runs/{run_id}/state": "state",

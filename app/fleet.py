@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,14 @@ class Fleet:
 
 def fleet(*, deleted: bool = False) -> Fleet:
     """Return everything that the list of runs needs except curves; ``deleted``: for the deleted runs."""
+    with READING:  # what one page reads the next one finds read
+        return _fleet(deleted=deleted)
+
+
+READING = Lock()
+
+
+def _fleet(*, deleted: bool) -> Fleet:
     source, now = store(), time.time()
     runs, vitals_of, broken = [], {}, dict(source.unreadable())
     paused: dict[str, Pause] = {}

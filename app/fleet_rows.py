@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import streamlit as st
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlencode
 
 from rlwatch.columns import RUNS, title_of
 
@@ -14,14 +13,21 @@ from . import table
 from .fleet import (
     HIGH,
     NO_CURVE,
+    NOT_GROUPED,
     RISK,
     SORTS,
+    URGENT,
+    Fleet,
     RunEntry,
     Spark,
+    groups,
+    in_order,
     kl,
+    matching,
     mean_spark,
     mean_words,
     risk,
+    run_entries,
     sparks,
     why,
 )
@@ -30,8 +36,6 @@ from .thinning import in_unit_square
 
 GROUP = "group:"
 """Prefix of a click on a group; the group's name follows."""
-MEMBERS = "group-members"
-"""Session key of a mapping from the click on a group to the ids of its runs."""
 REWARD = "reward/mean"
 
 
@@ -196,9 +200,6 @@ class FleetView:
 
     def rows(self, lines: Sequence[FleetRow]) -> list[table.TableRow]:
         """Return the rows; curves are read for these runs only."""
-        st.session_state[MEMBERS] = {
-            GROUP + line.name: [entry.run.run_id for entry in line.entries] for line in lines if line.name is not None
-        }
         return [self.run_row(line) if line.name is None else self._group_row(line.name, line) for line in lines]
 
     def run_row(self, line: FleetRow) -> table.TableRow:
@@ -235,3 +236,72 @@ class FleetView:
             cells.append(table.spark(*in_unit_square(*mean_spark(held)), label))
         picked = None if self.picked is None else all(entry.run.run_id in self.picked for entry in members)
         return table.TableRow(cells, opens=GROUP + name, picked=picked, unfolded=line.unfolded)
+
+
+# The part of the list that is asked for.
+
+NORMAL, ARCHIVED, DELETED = "", "archived, too", "deleted"
+
+
+def listed(every: Fleet, which: str, now: float) -> list[RunEntry]:
+    """Return the runs of the list in its order: active ones, with archived ones, or the deleted ones of ``every``."""
+    return [entry for entry in run_entries(every, now) if which or not entry.run.curation.archived]
+
+
+@dataclass(frozen=True, slots=True)
+class ListView:
+    """The filtered part of the list and its display options, all kept in the address. ``picked``: as for the rows."""
+
+    projects: Sequence[str] = ()
+    states: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    text: str = ""
+    columns: Sequence[str] = DEFAULT_COLUMNS
+    curves: Sequence[str] = DEFAULT_CURVES
+    sort: str = URGENT
+    group: str = NOT_GROUPED
+    unfolded: frozenset[str] = frozenset()
+    which: str = NORMAL
+    picked: frozenset[str] | None = None
+
+    def lines(self, entries: Sequence[RunEntry]) -> list[FleetRow]:
+        """Return rows of runs and, in a grouped list, of groups; a group of one run is shown as the run."""
+        fitting = matching(entries, projects=self.projects, states=self.states, tags=self.tags, text=self.text)
+        ordered = in_order(fitting, self.sort)
+        if self.group == NOT_GROUPED:
+            return [FleetRow((entry,)) for entry in ordered]
+        found: list[FleetRow] = []
+        for name, members in groups(ordered, self.group).items():
+            unfolded = name in self.unfolded
+            found.append(FleetRow(tuple(members), name, unfolded))
+            found += [FleetRow((entry,), member=True) for entry in members] if unfolded else []
+        return found
+
+    def drawn(self, now: float) -> FleetView:
+        """Return the display options of its rows."""
+        return FleetView(self.columns, self.curves, self.sort, now, self.picked)
+
+    def query(self) -> str:
+        """Return the view as a query, which :meth:`of_query` reads."""
+        several = {name: list(getattr(self, name)) for name in SEVERAL}
+        boxes = {} if self.picked is None else {"picked": sorted(self.picked) or [""]}
+        one = {name: getattr(self, name) for name in ("text", "sort", "group", "which")}
+        return urlencode({**several, "unfolded": sorted(self.unfolded), **one, **boxes}, doseq=True)
+
+    @classmethod
+    def of_query(cls, all_of: Callable[[str], Sequence[str]]) -> ListView:
+        """Read a view from a query, whose values of a name ``all_of`` returns."""
+        made = cls(
+            **{name: [value for value in all_of(name) if value] for name in SEVERAL},  # type: ignore[arg-type]
+            text=next(iter(all_of("text")), ""),
+            sort=next(iter(all_of("sort")), ""),
+            group=next(iter(all_of("group")), ""),
+            which=next(iter(all_of("which")), ""),
+            unfolded=frozenset(all_of("unfolded")),
+        )
+        picked = all_of("picked")
+        return replace(made, picked=frozenset(filter(None, picked))) if picked else made
+
+
+SEVERAL = ("projects", "states", "tags", "columns", "curves")
+"""Fields of a view with any number of values."""

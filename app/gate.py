@@ -23,8 +23,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from string import Template
+from threading import Thread
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 import streamlit as st
@@ -43,6 +45,7 @@ from streamlit.file_util import get_static_dir
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from rlwatch.errors import RLWatchError
 from rlwatch.link.limits import BACKLOG, GREETING_S, Strangers, limited, quiet_log
 
 from . import endpoint, news, oidc
@@ -374,7 +377,7 @@ class Gate:
         headers = [*scope["headers"], *((name.encode(), value.encode()) for name, value in principal.items())]
         inner = {**scope, "headers": headers}
         if scope["type"] == "http":
-            await self._app({**inner, SESSION_END: session.until}, receive, send)
+            await self._app({**inner, SESSION_END: session.until}, receive, with_skeleton(scope, send))
             return
         try:
             async with asyncio.timeout(session.until - time.time()):
@@ -555,6 +558,47 @@ def _page_headers(page: str) -> dict[str, str]:
     }
 
 
+ROOT = b'<div id="root"></div>'
+"""Part of Streamlit's page that its script fills."""
+SKELETON = b"""<div id="root"><style>
+@keyframes rl-wait { 50% { opacity: .4 } }
+#rl-wait { padding: 5.5rem 5rem 0; color: #222; animation: rl-wait 1.6s infinite; font: 1.4rem sans-serif; }
+#rl-wait i { display: block; height: 1rem; margin: 1.1rem 0; border-radius: 4px; background: #8884; }
+@media (max-width: 640px) { #rl-wait { padding: 5.5rem 1rem 0 } }
+@media (prefers-color-scheme: dark) { body { background: #171614 } #rl-wait { color: #ddd } }
+@media (prefers-reduced-motion: reduce) { #rl-wait { animation: none } }
+</style><div id="rl-wait" role="status" aria-label="loading">rlwatch
+<i></i><i></i><i></i><i></i><i></i><i></i><i></i><i></i></div></div>"""
+"""The same with rows in grey, which a browser shows before it has any script."""
+
+
+def with_skeleton(scope: Scope, send: Send) -> Send:
+    """Return ``send`` that adds the skeleton to Streamlit's page; other responses pass unchanged."""
+    if scope["method"] != "GET":
+        return send
+    held: list[Message] = []
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            page = headers.get("content-type", "").startswith("text/html") and "content-encoding" not in headers
+            if page and message["status"] == 200:
+                held.append(message)
+                return
+        elif held:
+            held.append(message)
+            if message.get("more_body"):
+                return
+            body = b"".join(part.get("body", b"") for part in held[1:]).replace(ROOT, SKELETON, 1)
+            MutableHeaders(scope=held[0])["content-length"] = str(len(body))
+            await send(held[0])
+            message = {"type": "http.response.body", "body": body}
+            held.clear()
+        await send(message)
+
+    return sent
+
+
 def content_policy() -> str:
     """Return the strictest content policy that Streamlit works with; docs/dashboard.md explains each relaxation."""
     index = Path(get_static_dir(), "index.html").read_text(encoding="utf-8")
@@ -578,6 +622,12 @@ def _hashes(page: str, tag: str) -> list[str]:
     return [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found]
 
 
+def warm() -> None:
+    """Read what the list of runs needs before the first page asks for it."""
+    with suppress(RLWatchError):
+        import_module(".fleet", __package__).fleet()
+
+
 def serve() -> None:
     """Serve the app behind the gate until the process is stopped."""
     settings = GateSettings(**json.loads(os.environ.pop(SETTINGS)))
@@ -587,6 +637,7 @@ def serve() -> None:
     protocol = limited(AutoHTTPProtocol, strangers)
     uvicorn.Config = partial(uvicorn.Config, http=protocol, backlog=BACKLOG)  # type: ignore[misc, assignment]  # Streamlit's
     quiet_log()
+    Thread(target=warm, name="rlwatch-warm", daemon=True).start()
     st.App(
         HERE / "main.py",
         routes=endpoint.routes(settings.base_path),

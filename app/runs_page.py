@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,12 @@ from .fleet import (
     RunEntry,
     fleet,
     group_names,
-    groups,
-    in_order,
-    matching,
-    run_entries,
 )
-from .fleet_rows import COLUMNS, DEFAULT_COLUMNS, DEFAULT_CURVES, FleetView
+from .fleet_rows import ARCHIVED, COLUMNS, DEFAULT_COLUMNS, DEFAULT_CURVES, DELETED, NORMAL, ListView
 from .health import Word
 from .layout import GoToCompare, GoToRun
 from .markup import el
+from .page_script import base_path
 from .principal import Principal
 
 SORT = "sort"
@@ -45,9 +42,8 @@ BEHIND_S = 5.0
 """Longest time in seconds that the browser's address may lag behind a click."""
 PICKED, UNFOLDED = "picked", "open"
 """Query parameters of ticked runs and of unfolded groups."""
-AT_FIRST, MORE = 100, 400
-"""Rows shown at first, and rows added by each click."""
-NORMAL, ARCHIVED, DELETED = "", "archived, too", "deleted"
+MEMBERS = "group-members"
+"""Session key of a mapping from the click on a group to the ids of its runs."""
 MOST_CURVES = 6
 
 
@@ -116,7 +112,7 @@ def _body(live: bool, go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
     with layout.readable():
         which = st.session_state.get("show") or st.query_params.get("show", NORMAL)
         every, now = fleet(deleted=which == DELETED), time.time()
-        entries = [entry for entry in run_entries(every, now) if which or not entry.run.curation.archived]
+        entries = fleet_rows.listed(every, which, now)
         away = len(entries) < len(every.runs) or (not every.runs and bool(queries.store().runs(deleted=True)))
         if entries or which or away:
             choose = len(entries) > 1 or bool(which) or away
@@ -137,64 +133,40 @@ def _runs_list(
     with store:
         running = sum(not entry.health.ended and entry.health.word is not Word.STALE for entry in entries)
         layout.store_line(f"{fmt.plural(len(entries), 'run')}, {running} live")
-    view = _chosen(entries) if choose else View()
+    view = _chosen(entries) if choose else ListView()
     may_edit = layout.principal().may_command
     picked = _picked(entries, go_to_compare, may_edit=may_edit) if len(entries) > 1 or may_edit else []
     outcome()
-    fitting = matching(entries, projects=view.projects, states=view.states, tags=view.tags, text=view.text)
-    if not fitting:
+    boxed = len(entries) > 1 or may_edit
+    view = replace(view, picked=frozenset(picked) if boxed else None)
+    lines = view.lines(entries)
+    if not lines:
         st.caption("No run matches these filters.")
         return
-    boxed = len(entries) > 1 or may_edit
-    shown = FleetView(view.columns, view.curves, view.sort, now, frozenset(picked) if boxed else None)
-    lines = _lines(in_order(fitting, view.sort), view)
+    st.session_state[MEMBERS] = {
+        fleet_rows.GROUP + line.name: [entry.run.run_id for entry in line.entries]
+        for line in lines
+        if line.name is not None
+    }
+    shown = view.drawn(now)
     opened = table.show(
         "runs",
         shown.heads(),
-        shown.rows(lines[: view.rows]),
+        shown.rows(lines[: table.BLOCK]),
         on_open=_unfold,
         on_pick=_pick,
         on_sort=_sort,
+        total=len(lines),
+        more=f"{base_path()}/api/list?{view.query()}",
     )
-    if len(lines) > view.rows:
-        label = f"Show {min(MORE, len(lines) - view.rows)} of {fmt.step(len(lines) - view.rows)} more"
-        st.button(label, key="more-rows", on_click=_more, args=(view.rows,))
     if opened is not None and not opened.startswith(fleet_rows.GROUP):
         go_to_run(opened)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """The filtered part of the list and its display options, all kept in the address."""
-
-    projects: Sequence[str] = ()
-    states: Sequence[str] = ()
-    tags: Sequence[str] = ()
-    text: str = ""
-    columns: Sequence[str] = DEFAULT_COLUMNS
-    curves: Sequence[str] = DEFAULT_CURVES
-    sort: str = URGENT
-    group: str = NOT_GROUPED
-    unfolded: frozenset[str] = frozenset()
-    rows: int = AT_FIRST
-
-
-def _lines(entries: Sequence[RunEntry], view: View) -> list[fleet_rows.FleetRow]:
-    """Return rows of runs and, in a grouped list, of groups; a group of one run is shown as the run."""
-    if view.group == NOT_GROUPED:
-        return [fleet_rows.FleetRow((entry,)) for entry in entries]
-    found: list[fleet_rows.FleetRow] = []
-    for name, members in groups(entries, view.group).items():
-        unfolded = name in view.unfolded
-        found.append(fleet_rows.FleetRow(tuple(members), name, unfolded))
-        found += [fleet_rows.FleetRow((entry,), member=True) for entry in members] if unfolded else []
-    return found
 
 
 # Choices in the address and the widgets.
 
 
-def _chosen(entries: list[RunEntry]) -> View:
+def _chosen(entries: list[RunEntry]) -> ListView:
     """Draw the widgets above the list (search, two popovers, live switch) and return the choices."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         text = st.text_input(
@@ -209,10 +181,8 @@ def _chosen(entries: list[RunEntry]) -> View:
     narrowed = [*states, *projects, *tags, *filter(None, [st.session_state.get("show")])]
     if narrowed:
         st.caption("Only " + " · ".join(fmt.shorten(one, 60) for one in narrowed))
-    return View(
-        projects, states, tags, text or "", columns, curves, sort, group,
-        frozenset(_told(UNFOLDED)), _rows_asked(),
-    )  # fmt: skip
+    which = str(st.session_state.get("show") or NORMAL)
+    return ListView(projects, states, tags, text or "", columns, curves, sort, group, frozenset(_told(UNFOLDED)), which)
 
 
 def _filters(entries: list[RunEntry]) -> tuple[list[str], list[str], list[str]]:
@@ -264,15 +234,6 @@ def _several(
     )  # fmt: skip
 
 
-def _rows_asked() -> int:
-    asked = st.query_params.get("rows", "")
-    return max(AT_FIRST, min(int(asked), 100_000)) if asked.isdecimal() and len(asked) < 7 else AT_FIRST
-
-
-def _more(rows: int) -> None:
-    st.query_params["rows"] = str(rows + MORE)
-
-
 def _sort(name: str) -> None:
     """Sort by a column; a second click reverses the order, a third restores the order by urgency."""
     now = str(st.session_state.get(SORT) or st.query_params.get(SORT, ""))
@@ -318,7 +279,7 @@ def _pick(changed: Mapping[str, bool]) -> None:
     """Tick or clear boxes; the box of a group ticks or clears all of its runs."""
     picked = _told(PICKED)
     for asked, ticked in changed.items():
-        members = st.session_state.get(fleet_rows.MEMBERS, {}).get(asked, [asked])
+        members = st.session_state.get(MEMBERS, {}).get(asked, [asked])
         picked = [one for one in picked if one not in members] + (list(members) if ticked else [])
     _tell(PICKED, picked)
 

@@ -19,6 +19,8 @@ from .page_script import page_script
 
 Cell = dict[str, Any]
 HERE = Path(__file__).resolve().parent
+BLOCK = 60
+"""Rows of a long table that are sent, and fetched, together."""
 NAME_LIMIT = 80
 """Characters of a name shown in a table; the whole name is in the tooltip."""
 
@@ -139,27 +141,22 @@ def show(
     on_pick: Callable[[Mapping[str, bool]], None] | None = None,
     on_sort: Callable[[str], None] | None = None,
     few: int = 0,
+    total: int = 0,
+    more: str = "",
 ) -> str | None:
     """Draw the table and return the request of a click, if any. ``on_open`` receives it before the page is redrawn,
     ``on_pick`` the rows whose boxes were ticked or cleared, ``on_sort`` the request of a column's header.
-    ``few``: rows that a phone shows, the others behind a button; 0: all.
+    ``few``: rows that a phone shows, the others behind a button; 0: all. ``total``: number of rows of the whole table,
+    where the browser fetches those beyond ``rows`` from the address ``more`` when they come in sight.
     """
     data = {
         "name": key,
         "few": few,
+        "total": max(total, len(rows)),
+        "more": more,
+        "block": BLOCK,
         "columns": [asdict(column) for column in columns],
-        "rows": [
-            {
-                "id": row.opens,
-                "quiet": row.quiet,
-                "chosen": row.chosen,
-                "picked": row.picked,
-                "unfolded": row.unfolded,
-                "member": row.member,
-                "cells": list(row.cells),
-            }
-            for row in rows
-        ],
+        "rows": [row_json(row) for row in rows],
     }
     result = _component()(
         key=key,
@@ -170,6 +167,19 @@ def show(
     )
     opened = getattr(result, "open", None)
     return str(opened) if opened else None
+
+
+def row_json(row: TableRow) -> Cell:
+    """Return a row as the script draws it."""
+    return {
+        "id": row.opens,
+        "quiet": row.quiet,
+        "chosen": row.chosen,
+        "picked": row.picked,
+        "unfolded": row.unfolded,
+        "member": row.member,
+        "cells": list(row.cells),
+    }
 
 
 @cache

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
 import pytest
-from app_world import danger_run, write_run
+from app_world import danger_run, runs_page, tables, write_run
 from rlwatch_app import api, endpoint, gate
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -214,7 +214,14 @@ def test_a_parameter_that_cannot_be_read_is_refused_in_words(store_dir, query):
 def test_nobody_without_a_session_is_told_anything_and_nothing_is_written(store_dir):
     """No session, a foreign page, a forged role, a foreign host; and no method but GET."""
     danger_run(store_dir)
-    paths = ["/api/runs", "/api/runs/run-1/state", "/api/runs/run-1/series", "/api/events", "/api/openapi.json"]
+    paths = [
+        "/api/runs",
+        "/api/list",
+        "/api/runs/run-1/state",
+        "/api/runs/run-1/series",
+        "/api/events",
+        "/api/openapi.json",
+    ]
     for path in paths:
         assert client(role="").get(path).status_code == 401
         assert "seed3" not in client(role="").get(path, headers={"x-rlwatch-role": "operator"}).text
@@ -223,6 +230,24 @@ def test_nobody_without_a_session_is_told_anything_and_nothing_is_written(store_
         assert client().get(path, headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}).status_code == 403
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             assert client().request(method, path).status_code == 405
+
+
+def test_rows_of_the_list_that_come_in_sight_are_those_that_the_page_would_draw(store_dir):
+    """In its order, with its filters, columns and boxes; far beyond the end there are none."""
+    for i in range(7):
+        write_run(store_dir, f"run-{i}", name=f"seed{i}", steps=3)
+    page = runs_page(sort="run, lowest", columns=["step"], picked=["run-5"])
+    drawn = tables(page)["runs"]
+    web = client()
+
+    rest = fits(web.get(f"{drawn['more']}&first=4&count=2"), "/api/list")
+    beyond = fits(web.get(f"{drawn['more']}&first=400"), "/api/list")
+
+    assert rest == {"total": 7, "rows": drawn["rows"][4:6]}
+    assert [row["picked"] for row in rest["rows"]] == [False, True]
+    assert beyond == {"total": 7, "rows": []}
+    assert fits(web.get("/api/list?text=seed3"), "/api/list")["total"] == 1
+    assert "first" in fits(web.get("/api/list?first=-1"), "/api/list", 400)["error"]
 
 
 def test_a_viewer_is_told_that_nothing_can_be_commanded_whatever_the_request_says(store_dir):

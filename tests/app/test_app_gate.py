@@ -70,6 +70,29 @@ def test_the_application_learns_who_it_is_and_nobody_else_can_say_so():
     assert (health["name"], health["role"]) == (None, None)
 
 
+async def paged(scope, receive, send):
+    """Streamlit's page in two parts, or a picture."""
+    kind = "text/html; charset=utf-8" if scope["path"] == "/" else "image/png"
+    body = b'<html><div id="root"></div></html>'
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]})  # fmt: skip
+    await send({"type": "http.response.body", "body": body[:20], "more_body": True})
+    await send({"type": "http.response.body", "body": body[20:]})
+
+
+def test_a_page_has_grey_rows_until_its_script_runs_and_nothing_else_is_changed():
+    """In the element that the script fills; the length is that of the page that is sent, and no script is added."""
+    settings = gate.GateSettings(origins=[OURS], port=8501, tokens=TOKENS, secret="s" * 32)
+    client = TestClient(gate.Gate(paged, settings), base_url=OURS, client=("10.0.0.9", 5000), follow_redirects=False)
+    inside(client)
+
+    page, picture = client.get("/"), client.get("/picture")
+
+    assert page.text.count('id="rl-wait"') == page.text.count('id="root"') == 1
+    assert "<script" not in page.text
+    assert int(page.headers["content-length"]) == len(page.content)
+    assert picture.content == b'<html><div id="root"></div></html>'
+
+
 def test_who_gives_no_name_is_called_after_the_role_and_the_host():
     """Or as before, where the link is opened once more."""
     client = inside(door(), name=" \x00\n ")

@@ -99,3 +99,27 @@ def test_a_phone_gets_cards_that_fit(shared_app, page, shared_store):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator(".rlwatch-table").evaluate("node => node.scrollWidth - node.clientWidth") <= 0
     expect(row.locator("td[data-label='KL']")).to_be_visible()
+
+
+def test_a_long_list_is_fetched_where_one_looks_and_let_go_of_elsewhere(shared_app, page, shared_store):
+    """Two hundred runs: few are drawn at once, the last one is there when one scrolls to it, and can be ticked and opened."""
+    store = open_store(shared_store)
+    for place in range(200):
+        writer = store.open_run(RunInfo(f"long-{place:03}", "long", f"long-{place:03}", "trl/grpo"))
+        writer.write([StepRecord(1, {"reward": place / 100}, ts=time.time())])
+        writer.finish(RunState.FINISHED, "", time.time())
+        writer.close()
+    store.close()
+    page.goto(f"{shared_app}/?project=long&sort=reward%2C+highest")
+    expect(page.locator("tbody .name").first).to_have_text("long-199")
+    settled(page)
+    assert page.locator("tbody .name").count() < 200
+    page.get_by_test_id("stMain").evaluate("node => node.scrollTo(0, node.scrollHeight)")
+    expect(page.get_by_role("link", name="long-000")).to_be_visible()
+    assert page.locator("tbody .name").count() < 200
+    page.get_by_role("checkbox", name="Select long-000").check()
+    expect(page).to_have_url(re.compile("picked=long-000"))
+    settled(page)
+    expect(page.get_by_role("checkbox", name="Select long-000")).to_be_checked()
+    page.get_by_role("link", name="long-000").click()
+    expect(page).to_have_url(re.compile(r"/run\?run=long-000"))
