@@ -1,4 +1,4 @@
-"""One engine for live runs, tailed logs and replays: records in, findings and alerts out."""
+"""The engine that judges live runs, tailed logs and replays alike: rows and events in, findings and alerts out."""
 
 from rlwatch.detectors.base import NotRun
 from rlwatch.monitor.engine import Monitor

@@ -1,9 +1,9 @@
 """Checkpoints of the Monitor: its state as bytes, stored with the run, so that a resume need not replay all rows.
 
-A checkpoint is only a shortcut: if it is missing, damaged, or written by another version or user, it is skipped and
-the rows are replayed. Store directories are copied between machines, and unpickling runs code. So a checkpoint is
-signed (HMAC-SHA256) with a key in the user's state directory and opened only if the signature is valid. Even then,
-unpickling resolves only the classes and functions that rlwatch judges with, and plain containers.
+A checkpoint is only a shortcut: if it is missing, damaged, or written by another version or user, it is skipped and the
+rows are replayed. Store directories are copied between machines, and unpickling runs code. So a checkpoint is signed
+(HMAC-SHA256) with a key in the user's state directory and opened only if the signature is valid. Even then, unpickling
+resolves only the classes and functions that rlwatch judges with, and plain containers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def made_by(monitor: Monitor) -> str:
-    """Return a digest of the program and settings that ``monitor`` judges with; empty if it must not be stored.
+    """Return a digest of the program and settings with which ``monitor`` judges; empty if it must not be stored.
 
     A monitor with detectors or forecasters of plugins is not stored: their state cannot be pickled safely.
     """
@@ -65,9 +65,10 @@ def made_by(monitor: Monitor) -> str:
 
 
 def sealed(monitor: Monitor, by: str, *, seq: int, attempt: int, step: int) -> Checkpoint:
-    """Return a checkpoint of ``monitor`` after the item ``seq``; ``by`` is its :func:`made_by`.
+    """Return a signed checkpoint of ``monitor`` after the item at position ``seq`` of the run's stream.
 
-    Raises the errors of pickling.
+    ``by``: result of :func:`made_by`. ``attempt``, ``step``: process of the run, and its highest step so far. Raises
+    the errors of pickling.
     """
     to = io.BytesIO()
     _Pickler(to, monitor).dump(monitor.memory())
@@ -76,7 +77,7 @@ def sealed(monitor: Monitor, by: str, *, seq: int, attempt: int, step: int) -> C
 
 
 def opened(kept: Checkpoint, monitor: Monitor) -> bool:
-    """Load the checkpoint into a fresh ``monitor``; return whether it could be read."""
+    """Load the state of a checkpoint into a fresh ``monitor``; return whether it was valid and could be read."""
     key, bare = own_key(), replace(kept, body=kept.body[_SEAL:])
     if key is None or not hmac.compare_digest(seal(key, bare), kept.body[:_SEAL]):
         return False
@@ -88,7 +89,9 @@ def opened(kept: Checkpoint, monitor: Monitor) -> bool:
 
 
 def seal(key: bytes, bare: Checkpoint) -> bytes:
-    """Return the signature of a checkpoint: it covers the body, the program and the position in the run."""
+    """Return the signature of a checkpoint under ``key``; it covers the body, the program and the
+    position in the run.
+    """
     where = f"{bare.made_by}/{bare.attempt}/{bare.seq}/{bare.step}/".encode()
     return hmac.digest(key, where + bare.body, "sha256")
 
@@ -158,7 +161,9 @@ def _program() -> str:
 
 
 def own_key() -> bytes | None:
-    """Return the user's key, created on first use; None if no file can be kept private to the user."""
+    """Return the user's key for signing checkpoints, created on first use; None if no file can be kept private to the
+    user.
+    """
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     with suppress(OSError, RuntimeError):
         file = Path(base).expanduser() / "rlwatch" / "checkpoint.key"

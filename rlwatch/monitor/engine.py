@@ -1,8 +1,8 @@
 """The Monitor: the same code judges a live run, a tailed log and a replay.
 
-What it reports at a step depends only on the items given up to that step, in their order: not on time, not on how they
-were cut into batches. So a replay of the stored rows reports what the live run reported. A resumed run, whose history
-is replayed first, reports what an uninterrupted one would have.
+Its reports at a step depend only on the rows and events up to that step, in their order: neither on time nor on how
+they were divided into batches. So a replay of the stored rows reports what the live run reported. A resumed run, whose
+history is replayed first, reports what an uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ logger = logging.getLogger("rlwatch")
 
 _MEMORY = ("forecast_failures", "_attempt", "_gathering", "_judge", "_undone")
 AT_ONCE = 256
-"""Stored steps that are judged in one batch."""
+"""Number of stored steps that are judged in one batch."""
 
 
 class Monitor:
-    """Detectors and alert rules over one run's items.
+    """Runs detectors, the forecaster and alert rules over the rows and events of one run.
 
     Parameters
     ----------
     run_id
-        Part of alert ids, so that two monitors of one run agree on them.
+        Id of the run, which is part of alert ids, so that two monitors of one run agree on them.
     source
-        The trainer (``RunInfo.source``): how ambiguous metric names are read.
+        The trainer (``RunInfo.source``), which decides the meaning of ambiguous metric names.
     detectors
-        Returns new detectors; called at each new attempt.
+        Returns new detectors; called at each new attempt (process of the run).
     rules
         Alert rules; the defaults if None.
     forecaster
         Returns a new forecaster; called at each new attempt; the shipped one if None.
     history
-        Returns the items that an attempt continues; without it, an attempt begins without state.
+        Returns the rows and events that an attempt continues; without it, an attempt begins without state.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Monitor:
 
     @property
     def late(self) -> int:
-        """Number of records that came after their step had closed."""
+        """Number of rows that came after their step had closed."""
         return self._gathering.late
 
     @property
     def is_default(self) -> bool:
-        """True if it uses only rlwatch's detectors and forecaster, no plugins."""
+        """True if only rlwatch's own detectors and forecaster are used, no plugins."""
         ours = self._make is default_detectors and self._make_forecaster in (
             forecaster_for(wanted=True),
             forecaster_for(wanted=False),
@@ -121,11 +121,11 @@ class Monitor:
 
     @property
     def open_since(self) -> int | None:
-        """``seq`` of the first record of the step that still gathers records; None if there is none."""
+        """Position ``seq`` of the first row of the step that is still open; None if no step is open."""
         return self._gathering.since
 
     def memory(self) -> dict[str, object]:
-        """Return the state, for :meth:`remember` of a monitor with the same settings."""
+        """Return the state of the monitor, for :meth:`remember` of a monitor with the same settings."""
         return {name: getattr(self, name) for name in _MEMORY}
 
     def remember(self, memory: dict[str, object]) -> None:
@@ -135,27 +135,27 @@ class Monitor:
 
     @property
     def waits(self) -> bool:
-        """True while events of an attempt wait for its first record."""
+        """True while events of an attempt (process of the run) wait for the attempt's first row."""
         return bool(self._early)
 
     @property
     def active(self) -> tuple[Finding, ...]:
-        """The findings that hold now."""
+        """Findings (detected problems) that hold now."""
         return self._judge.holding
 
     @property
     def judged_rows(self) -> tuple[JudgedRow, ...]:
-        """The newest closed steps, and whether the run was sound there."""
+        """Newest closed steps, each with whether the run was healthy there."""
         return tuple(self._judge.soundness.rows)
 
     @property
     def forecast(self) -> Forecast | None:
-        """Forecast of the last closed step; None before one, and where the forecaster failed."""
+        """Forecast at the last closed step; None before the first step, and where the forecaster failed."""
         return self._judge.forecasting.newest
 
     @property
     def firing(self) -> tuple[Alert, ...]:
-        """The alerts that fire now."""
+        """Alerts that fire now."""
         return tuple(alert for alert in self._judge.alerts.active if alert.state is AlertState.FIRING)
 
     def open_alerts(self) -> frozenset[str]:
@@ -163,11 +163,14 @@ class Monitor:
         return self._judge.alerts.open_ids()
 
     def observe(self, item: StepRecord | Event) -> MonitorOutcome:
-        """Take the next item of the run's stream."""
+        """Judge the next row or event of the run's stream and return findings, alerts and forecasts that follow."""
         return joined(self.observing(item))
 
     def observing(self, item: StepRecord | Event) -> Generator[MonitorOutcome]:
-        """Take the next item and yield outcomes one by one: a new attempt first replays a history that may be long."""
+        """Judge the next row or event and yield outcomes one by one.
+
+        The first row of a new attempt (process of the run) first replays a history that may be long.
+        """
         if isinstance(item, Event):
             self._notice(item)
             return
@@ -176,9 +179,9 @@ class Monitor:
         yield from self._continued(item)
 
     def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[MonitorOutcome]:
-        """Take many items: the outcomes are the same as one by one, but the forecasts are computed in batches.
+        """Judge many rows and events and yield outcomes: the same as one by one, but forecasts are computed in batches.
 
-        For stored rows only: it reads up to ``AT_ONCE`` steps ahead of the outcomes it yields.
+        For stored rows only: it reads up to :data:`AT_ONCE` steps ahead of the outcomes it yields.
         """
         views: list[ClosedStep | Arrived] = []
         for item in items:
@@ -192,19 +195,21 @@ class Monitor:
         yield from self._judge.each_of(views)
 
     def close(self) -> MonitorOutcome:
-        """Close the open step because nothing more will come."""
+        """Judge the step that is still open, because no further row will come."""
         return joined(map(self._judge.judge, self._gathering.close(self._reader)))
 
     def diagnosis(self) -> Diagnosis:
-        """Return the most likely cause of the findings so far on this branch of the run."""
+        """Return the likely causes of the findings so far, on the present branch of the run."""
         return self._judge.lookback.diagnosis(self.source)
 
     def not_run(self) -> list[NotRun]:
-        """Return the detectors that lacked metrics or failed so far, and the forecaster if it made no forecast."""
+        """Return the detectors that lacked metrics or failed so far, and the forecaster if it made no forecast, with
+        reasons.
+        """
         return self._judge.not_run()
 
     def _notice(self, event: Event) -> None:
-        """Take an event; keep it if the first record of its attempt has not come yet."""
+        """Take an event; keep it if the first row of its attempt has not come yet."""
         if event.attempt != (self._attempt or 1):
             self._early.append(event)
             return
@@ -215,7 +220,7 @@ class Monitor:
         self._judge.notice(event)
 
     def _begin_attempt(self, record: StepRecord) -> Iterator[MonitorOutcome]:
-        """Clear the state and replay the branch that the new attempt continues, before its first record.
+        """Clear the state and replay the branch that the new attempt continues, before its first row.
 
         The replay may publish findings again: their ids are the same, so a store keeps one of each.
         """
@@ -247,7 +252,7 @@ class Monitor:
     def _begin_branch(self) -> Iterator[MonitorOutcome]:
         """Drop the rows that a rollback undid: reset the state, and replay the rows up to the snapshot.
 
-        Findings and alerts go on until the values recover: restored weights alone are no recovery.
+        Findings and alerts continue until the values recover: restored weights alone are no recovery.
         """
         undone = self._undone
         yield from map(self._judge.judge, self._gathering.close(self._reader))
@@ -273,7 +278,10 @@ class Monitor:
 
 
 class Undone(NamedTuple):
-    """A rollback: the attempt, the last step that it undid, and the step whose state was restored."""
+    """A rollback of the weights to a snapshot.
+
+    ``attempt``: process of the run. ``last``: last step that it undid. ``to``: step whose state was restored.
+    """
 
     attempt: int
     last: int
@@ -281,7 +289,7 @@ class Undone(NamedTuple):
 
 
 def undone_by(event: Event) -> Undone | None:
-    """Return the undone steps, if ``event`` is a rollback that was carried out."""
+    """Return the rollback that ``event`` reports; None if it is not an executed rollback."""
     report = event.body.get("report")
     if event.kind != COMMAND or event.step is None or not isinstance(report, Mapping):
         return None
@@ -295,7 +303,9 @@ def undone_by(event: Event) -> Undone | None:
 
 
 class Gathering:
-    """Gathers records into closed steps. ``late``: records so far that came after their step had closed."""
+    """Merges rows of the same step into closed steps. ``late``: number of rows that came after their
+    step had closed.
+    """
 
     def __init__(self, late: int = 0) -> None:
         self.late = late
@@ -304,13 +314,14 @@ class Gathering:
 
     @property
     def since(self) -> int | None:
-        """``seq`` of the first record of the step that still gathers records; None if there is none."""
+        """Position ``seq`` of the first row of the step that is still open; None if no step is open."""
         return None if self._open is None else self._open.first_seq
 
     def add(self, record: StepRecord, reader: RowReader) -> list[ClosedStep | Arrived]:
-        """Add a record: returns the step that it closes, if any, and itself if it does not wait for its own.
+        """Add a row; return the step that it closes, if any, and the row itself if it must be judged at once.
 
-        Records with non-finite values, or with a step that does not advance, are judged at once, also if they are late.
+        Rows with non-finite values, or with a step that does not advance, are judged at once, also if they are late.
+        ``reader``: translates metric names.
         """
         if is_forecast(record):
             return []
@@ -329,13 +340,13 @@ class Gathering:
         return views
 
     def close(self, reader: RowReader) -> list[ClosedStep]:
-        """Close the open step, if there is one: it gathers no more."""
+        """Close the open step and return it in a list; an empty list if no step is open."""
         steps, self._open = [] if self._open is None else [self._open.closed(reader)], None
         return steps
 
 
 class OpenStep:
-    """The step that still gathers records; a later value of the same name wins."""
+    """The step that still collects rows; a later value of a metric replaces an earlier one."""
 
     def __init__(self, record: StepRecord) -> None:
         self.step = record.step
@@ -344,27 +355,27 @@ class OpenStep:
         self._last = record
 
     def merge(self, record: StepRecord) -> None:
-        """Add another record of this step."""
+        """Add another row of this step."""
         self._metrics.update(record.metrics)
         self._last = record
 
     def closed(self, reader: RowReader) -> ClosedStep:
-        """Return the step as detectors see it."""
+        """Return the merged step as detectors receive it, with canonical names."""
         return _view(self._last, self._metrics, reader)
 
 
 def arrived(record: StepRecord, reader: RowReader) -> ClosedStep:
-    """Return a single record as a step, with canonical names."""
+    """Return a single row in the form in which detectors receive a step, with canonical names."""
     return _view(record, record.metrics, reader)
 
 
 def has_nonfinite(record: StepRecord) -> bool:
-    """Return whether any value of the record is NaN or infinite."""
+    """Return whether any value of the row is NaN or infinite."""
     return not all(map(math.isfinite, record.metrics.values()))
 
 
 def is_forecast(record: StepRecord) -> bool:
-    """Return whether the record holds only a forecast, as in the log of another tracker on a watched run."""
+    """Return whether the row contains only a forecast, as in the log of another tracker on a watched run."""
     return bool(record.metrics) and all(name.startswith(FORECAST) for name in record.metrics)
 
 
@@ -383,12 +394,12 @@ def _view(record: StepRecord, metrics: Mapping[str, float], reader: RowReader) -
 # Records that keep coming without a new step: no step closes, so the detectors are run on a single record.
 
 STANDSTILL_RECORDS = 50
-"""Number of records without a new step after which the detectors run, each time."""
+"""Number of rows without a new step after which the detectors run, each time."""
 RECORDS, USUAL = "rlwatch/records", "rlwatch/records_usual"
 
 
 class Standstill:
-    """Counts the records since the last new step, and the most an earlier step had.
+    """Counts the rows since the last new step, and the largest number that an earlier step had.
 
     >>> counter = Standstill()
     >>> [counter.update(advances=i == 0) for i in range(50)].index(True)
@@ -400,7 +411,10 @@ class Standstill:
         self._usual = 0
 
     def update(self, *, advances: bool) -> bool:
-        """Take the next record, the first of a new step or not; return whether the detectors must run now."""
+        """Count the next row; return whether the detectors must run now, because no step closes.
+
+        ``advances``: whether the row is the first of a new step.
+        """
         if advances:
             self._usual = max(self._usual, self._records)
             self._records = 0
@@ -408,7 +422,7 @@ class Standstill:
         return self._records % STANDSTILL_RECORDS == 0
 
     def counted(self, view: ClosedStep) -> ClosedStep:
-        """Return ``view`` with both counts; the usual one only once a step has closed."""
+        """Return the step ``view`` with two more metrics: both counts, the usual one only once a step has closed."""
         counts = {RECORDS: float(self._records)}
         if self._usual:
             counts[USUAL] = float(self._usual)

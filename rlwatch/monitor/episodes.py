@@ -1,11 +1,11 @@
 """Lifecycle of findings: turn the findings that hold at every step into changes, each reported once.
 
-A change is: began, worsened, eased, resolved. A detector reports at every step which findings hold. An episode begins
-with the first report and may worsen. It ends when the detector has been silent for some rows and the metric of the
-finding is back inside the band it left. Silence alone is not enough: a detector that compares with a moving baseline
-falls silent although the metric has not recovered. If the band is unknown, because the finding held from the first row
-on, the metric must leave the level it had during the episode. A reward that has risen above its level before ends an
-episode, too, even if the metric stays out of its band.
+A change is: began, worsened, eased, resolved. A detector reports at every step which findings hold. An *episode* (the
+time for which a finding holds) begins with the first report and may worsen. It ends when the detector has been silent
+for some rows and the metric of the finding is back inside the band it left. Silence alone is not enough: a detector
+that compares with a moving baseline falls silent although the metric has not recovered. If the band is unknown, because
+the finding held from the first row on, the metric must leave the level it had during the episode. A reward that has
+risen above its level before ends an episode, too, even if the metric is still out of its band.
 
 Detectors report a finding for longer than its cause lasts, so a recovery is also detected from the metrics. A critical
 episode eases once its metric is half of the way back to its level before, and so is the reward if it fell meanwhile.
@@ -27,12 +27,13 @@ from rlwatch.stats import Hold, median
 from rlwatch.wording import number
 
 QUIET_ROWS = 5
-"""Rows without a finding that end its episode."""
+"""Number of rows without a finding that end its episode."""
 REMEMBERED_ROWS, BEFORE_ROWS, LEVEL_ROWS = 64, 12, 3
 """Number of rows kept; rows before an onset that give the level and noise before it; rows that give the level now."""
 FAR, FAR_SPIKE, FAR_SHARE = 3.0, 6.0, 0.25
-"""Least distance from the level before that counts as a departure: in units of noise for a level and for a single row,
-and as a fraction of the level before."""
+"""Smallest distance from the level before that counts as a departure: in units of noise for a level and for a single
+row, and as a fraction of the level before.
+"""
 HALF, NEARLY = 0.5, 0.75
 """Fraction of the departure that must be undone to ease, and to end."""
 LEAST_FACTOR = 1.5
@@ -49,14 +50,14 @@ Row = tuple[int, Mapping[str, float]]
 
 
 class Way:
-    """Departure of one metric from its level before an onset, and the fraction of it that is undone."""
+    """Departure of one metric from its level before a finding began, and the fraction of it that is undone."""
 
     __slots__ = (
         "_bound", "_bound_spike", "_factor", "_farthest", "_last", "_spike", "before", "level", "metric", "undone",
     )  # fmt: skip
 
     def __init__(self, metric: str, rows: Iterable[Row], onset: int) -> None:
-        """``rows`` are the kept rows, before and since ``onset``."""
+        """Follow ``metric`` from the kept ``rows`` (step and values) before and since the step ``onset``."""
         known = [(step, row[metric]) for step, row in rows if metric in row]
         earlier = [value for step, value in known if step < onset and math.isfinite(value)][-BEFORE_ROWS:]
         self.metric = metric
@@ -82,7 +83,7 @@ class Way:
                 self.take({metric: value})
 
     def take(self, row: Mapping[str, float]) -> None:
-        """Take the next row, which may lack the metric."""
+        """Take the next row (metric -> value), which may lack the metric."""
         value, before = row.get(self.metric), self.before
         if value is None:
             return
@@ -113,13 +114,13 @@ class Way:
 
     @property
     def fell(self) -> bool:
-        """True if the metric went below its level before."""
+        """True if the metric went below its level before the finding began."""
         farthest = self.farthest
         return farthest is not None and self.before is not None and farthest < self.before
 
     @property
     def inside(self) -> bool:
-        """True if the level is back inside the band, or beyond the level before.
+        """True if the present level of the metric is back inside its band, or beyond the level before.
 
         At least half of the departure must be undone: the band of a noisy metric may include its farthest value.
         """
@@ -136,11 +137,11 @@ class Way:
 
     @property
     def gained(self) -> bool:
-        """True if the level is above the level before by more than noise."""
+        """True if the present level of the metric is above its level before by more than noise."""
         return self.before is not None and self.level is not None and self.level - self.before > self._bound
 
     def words(self) -> str:
-        """Describe the recovery: ``reward/mean back at 0.71, 0.74 before``."""
+        """Return a description of the recovery: ``reward/mean back at 0.71, 0.74 before``."""
         how = "back at" if self.inside else "half of the way back, at"
         return f"{self.metric} {how} {number(self.level)}, {number(self.before)} before"
 
@@ -160,7 +161,12 @@ def _patient() -> Hold:
 
 @dataclass(slots=True)
 class FindingLifecycle:
-    """One episode: the finding as last reported by its detector, and the severity that is published."""
+    """One episode of a finding, from its beginning to its end: the last report of its detector, and the published
+    severity.
+
+    ``peak``: highest severity so far. ``own``, ``reward``: departures of its metric and of the reward. ``over``:
+    whether it was reported as ended.
+    """
 
     finding: Finding
     severity: Severity
@@ -178,12 +184,12 @@ class FindingLifecycle:
     nearly: Hold = field(default_factory=_patient)
     relapse: Hold = field(default_factory=_patient)
     held: deque[float] = field(default_factory=lambda: deque(maxlen=HELD_ROWS))
-    """Values of its metric in the rows in which the finding was reported."""
+    """Values of the metric in the rows in which the finding was reported."""
     reported: int = 0
-    """Number of those rows."""
+    """Number of rows in which the finding was reported."""
 
     def take(self, row: Mapping[str, float]) -> None:
-        """Take the next row."""
+        """Take the next row (metric -> value)."""
         for way in self.ways:
             way.take(row)
 
@@ -195,20 +201,20 @@ class FindingLifecycle:
             self.held.append(value)
 
     def follow(self, rows: Iterable[Row]) -> None:
-        """Track the departure of its metric and of the reward, from these rows on."""
+        """Begin to follow the departure of the finding's metric and of the reward, from the kept ``rows`` on."""
         onset, metric = self.finding.onset_step, self.finding.metric
         self.own = Way(metric, rows, onset)
         self.reward = self.own if metric == REWARD else Way(REWARD, rows, onset)
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """Departures of its metric and of the reward, without repeats."""
+        """Departures of the finding's metric and of the reward, without repeats; empty if they are not followed."""
         if self.own is None or self.reward is None:
             return ()
         return (self.own,) if self.own is self.reward else (self.own, self.reward)
 
     def worsens(self, finding: Finding) -> bool:
-        """Take a finding; return whether it is more severe than all earlier ones of the episode."""
+        """Take a new report of the finding; return whether it is more severe than all earlier ones of the episode."""
         self.finding, self.quiet, self.unread, self.gone = finding, 0, 0, None
         if self.over or finding.severity.rank <= self.peak.rank:
             return False
@@ -218,19 +224,23 @@ class FindingLifecycle:
         return True
 
     def undone(self, share: float) -> bool:
-        """Return whether ``share`` of the departure is undone, of its metric and, if the reward fell, of the reward."""
+        """Return whether the fraction ``share`` of the departure is undone: of the metric and, if the reward fell, of
+        the reward.
+        """
         if self.own is None or self.own.undone is None or self.own.undone < share:
             return False
         return all(way.undone is not None and way.undone >= share for way in self.ways if way.fell)
 
     @property
     def inside(self) -> bool:
-        """True if its metric, and the reward if it fell, are back inside their bands."""
+        """True if the finding's metric, and the reward if it fell, are back inside their bands."""
         return self.own is not None and self.own.inside and all(way.inside for way in self.ways if way.fell)
 
     @property
     def stays(self) -> bool:
-        """True if its metric is still outside its band although the detector is silent, so the episode goes on."""
+        """True if the metric is still outside its band although the detector is silent, so that the
+        episode continues.
+        """
         own, reward = self.own, self.reward
         if own is None or own.level is None or self.finding.severity is Severity.INFO:
             return False
@@ -252,7 +262,7 @@ class FindingLifecycle:
         return reward is not None and reward is not self.own and reward.fell and (reward.undone or 0.0) >= HALF
 
     def look(self, step: ClosedStep, reported: Severity) -> Finding | None:
-        """Update the episode with the reported severity; return the change to publish, if any."""
+        """Update the episode with the severity ``reported`` at a closed step; return the change to publish, or None."""
         if not self.followed:
             return self._eased(step, reported, half=False) or self._worse_again(step, reported)
         half = self.undone(HALF)
@@ -293,14 +303,17 @@ class FindingLifecycle:
         return self.over and self.relapse.lasted(3, RELAPSE_STEPS)
 
     def ended(self, step: ClosedStep, how: str) -> Finding:
-        """Return the finding that reports the end; ``how``: the values that show the recovery, if any."""
+        """Return the finding that reports the end of the episode at ``step``.
+
+        ``how``: text with the values that show the recovery; empty if none do.
+        """
         onset = self.finding.onset_step
         gone = step.step if self.gone is None else self.gone
         message = f"recovered at step {gone} after {gone - onset} steps: {how}" if how else f"gone since step {gone}"
         return self._change(step, Stage.RESOLVED, Severity.INFO, message)
 
     def reason(self) -> str:
-        """Return the values that show the recovery; empty if none does."""
+        """Return a text with the values that show the recovery; empty if none do."""
         back = [way for way in self.ways if (way.undone or 0.0) >= HALF]
         if any(way.fell and way not in back for way in self.ways if way.metric == REWARD):
             return ""
@@ -320,10 +333,10 @@ class FindingLifecycle:
 
 
 class Episodes:
-    """Reports a finding when its condition begins to hold, when its severity changes, and when it ends.
+    """Turns findings that hold step after step into changes: began, worsened, eased, ended.
 
-    An episode ends after the condition was absent for ``QUIET_ROWS`` closed steps in a row, so a condition that
-    flickers is one episode.
+    An episode (the time for which a finding holds) ends after its condition was absent for :data:`QUIET_ROWS` closed
+    steps in a row, so a condition that flickers is one episode.
     """
 
     def __init__(self) -> None:
@@ -336,11 +349,16 @@ class Episodes:
         self._rows = deque((row for row in self._rows if row[0] <= step), maxlen=REMEMBERED_ROWS)
 
     def arrival(self, holding: Sequence[Finding]) -> list[Finding]:
-        """Return the changes after a single record; it may begin or worsen episodes, but ends none."""
+        """Return the changes after a single row, which may begin or worsen episodes but ends none. ``holding``: its
+        findings.
+        """
         return [change for finding in holding for change in self._raised(finding)]
 
     def closed(self, step: ClosedStep, holding: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-        """Take a closed step; return the changes to publish, and the findings that hold, as severe as they are now."""
+        """Take a closed step with the findings that detectors report; return the changes, and the findings that hold.
+
+        The findings that hold have their present severity.
+        """
         self._rows.append((step.step, step.metrics))
         if not holding and not self._open:
             return [], []
@@ -366,7 +384,9 @@ class Episodes:
                 yield replace(finding, severity=episode.severity)
 
     def standing(self, holding: Sequence[Finding]) -> list[Finding]:
-        """Return the findings that hold and those of open episodes that are silent now, with their present severity."""
+        """Return the findings in ``holding`` and those of open episodes that are silent now, with their present
+        severity.
+        """
         now = {key: self._as_it_is(episode.finding) for key, episode in self._open.items() if not episode.over}
         for finding in holding:
             key = _key(finding)
@@ -377,7 +397,9 @@ class Episodes:
         return list(now.values())
 
     def reason(self, kind: str) -> str:
-        """Return the values that show that the newest episode of ``kind`` eased or recovered; empty if none does."""
+        """Return a text with the values that show that the newest episode of ``kind`` eased or recovered; empty if
+        none do.
+        """
         now = (self._reason(episode) for (_, of), episode in self._open.items() if of == kind)
         return next(filter(None, now), "") or self._reasons.get(kind, "")
 

@@ -1,7 +1,7 @@
 """The forecast of a run, step by step: computed, stored, and reported as a finding if it is an alarm.
 
 A forecaster that fails disturbs nothing else: the failure is counted and logged once, and the forecaster is not called
-again in this attempt.
+again in this attempt (process of the run).
 """
 
 from __future__ import annotations
@@ -27,28 +27,34 @@ logger = logging.getLogger("rlwatch")
 OF_THE_REFERENCE = frozenset({"silent_reference_reset", "lost_reference_reset"})
 """Findings about the reference model or a resume: the forecast must not depend on whether the process restarted."""
 MOST_LOADS = 200
-"""Steps at which loading the forecaster may fail, for lack of file descriptors or memory, before it is given up."""
+"""Number of steps at which loading the forecaster may fail for lack of file descriptors or memory before it is given
+up.
+"""
 NAME = "forecast"
 """Name of the forecaster in the list of detectors."""
 CERTAIN, CERTAIN_ROWS = 0.8, 5
-"""A forecast is critical only after this many forecasts in a row give a failure within 20 steps this probability, and
-only while a detector on training warns, too: a forecast alone must not page a person."""
+"""A forecast is critical only after so many forecasts in a row give a failure within 20 steps this probability, and
+only while a detector on training warns, too: a forecast alone must not page a person.
+"""
 
 
 class Forecasts(Protocol):
-    """Forecasts one run: fresh for each attempt, causal, deterministic."""
+    """Interface of a forecaster of one run: made anew for each attempt (process), causal, deterministic."""
 
     def update(self, step: ClosedStep) -> Forecast:
         """Take the next closed step; return the forecast at it."""
         ...
 
     def notice(self, event: Event) -> None:
-        """Take an event (``reference_reset``...)."""
+        """Take an event of the run, such as ``reference_reset``."""
         ...
 
 
 class Forecasting:
-    """The forecaster of one attempt, and its newest forecast. ``failed`` is called when it raises."""
+    """Runs the forecaster of one attempt (process of a run), and keeps its newest forecast.
+
+    ``make``: makes the forecaster. ``failed``: called with a message when it raises.
+    """
 
     def __init__(self, make: Callable[[], Forecasts], failed: Callable[[str], None]) -> None:
         self.newest: Forecast | None = None
@@ -67,7 +73,7 @@ class Forecasting:
 
     @property
     def absent(self) -> str:
-        """Reason that there has been no forecast; empty once there was one."""
+        """Reason why there has been no forecast so far; empty once there was one."""
         if self._off:
             return self._off
         if self._ever:
@@ -75,11 +81,11 @@ class Forecasting:
         return self.newest.absent if self.newest is not None else "no step has closed yet"
 
     def notice(self, event: Event) -> None:
-        """Pass an event on."""
+        """Pass an event of the run on to the forecaster."""
         self._guarded(lambda forecaster: forecaster.notice(event))
 
     def ahead(self, steps: Sequence[ClosedStep]) -> None:
-        """Compute the forecasts of these steps in a batch, if the forecaster can; :meth:`step` then returns each."""
+        """Compute the forecasts of ``steps`` in a batch, if the forecaster can; :meth:`step` then returns each."""
         self._next.clear()
         if self._off or not steps:
             return
@@ -94,9 +100,10 @@ class Forecasting:
         raised_by(asked)  # an error is raised again, and handled, at the step that causes it
 
     def step(self, step: ClosedStep, standing: Sequence[Finding] = ()) -> tuple[ForecastRecord, ...]:
-        """Compute the forecast at a closed step; return the records to store, without repeated reasons for no forecast.
+        """Compute the forecast at a closed step; return the records to store.
 
-        ``standing``: findings of open episodes: a failure that has happened is not forecast.
+        A reason for no forecast is stored only once. ``standing``: findings of open episodes: a failure that has
+        already happened is not forecast.
         """
         forecasts: list[Forecast] = []
         made = self._next.popleft()[1] if self._next and self._next[0][0] is step else None
@@ -110,10 +117,11 @@ class Forecasting:
         return () if reason_for_none and reason_for_none == before else (record_of(kept, step),)
 
     def holding(self, step: ClosedStep, others: Sequence[Finding]) -> list[Finding]:
-        """Return the finding while the newest forecast is an alarm; ``others`` hold at the same step.
+        """Return the finding that reports the newest forecast, while it is an alarm; else an empty list.
 
-        At a row without a forecast, the last finding still holds, for at most ``CARRY_ROWS`` rows. While another
-        critical finding holds, there is none: a failure that has happened is not forecast.
+        ``others``: findings that hold at the same step. At a row without a forecast the last finding still holds, for
+        at most ``CARRY_ROWS`` rows. While another critical finding holds there is none: a failure that has already
+        happened is not forecast.
         """
         forecast = self.newest
         if any(map(_critical, others)):
@@ -174,30 +182,30 @@ class Forecasting:
 
 
 class NoForecasts:
-    """Gives, at every step, the reason that there is no forecast."""
+    """Forecaster that gives, at every step, only the reason ``why`` there is no forecast."""
 
     def __init__(self, why: str) -> None:
         self._why = why
 
     def update(self, step: ClosedStep) -> Forecast:
-        """Return a forecast with the reason only."""
+        """Return a forecast that has only the reason why there is none."""
         return Forecast(step.step, absent=self._why)
 
     def notice(self, event: Event) -> None:
-        """Do nothing."""
+        """Do nothing: events do not change the reason."""
 
 
 CHOSEN = "RLWATCH_FORECASTER"
-"""Variable that names the plugin's forecaster to use instead of the shipped one."""
+"""Environment variable that names the plugin's forecaster to use instead of the shipped one."""
 
 
 def chosen_forecaster() -> str:
-    """Return the name of the chosen plugin's forecaster; empty: the shipped one."""
+    """Return the name of the plugin's forecaster in ``RLWATCH_FORECASTER``; empty: the shipped one is used."""
     return os.environ.get(CHOSEN, "")
 
 
 def default_forecasts() -> Forecasts:
-    """Return a new forecaster: the shipped one, or that of the chosen plugin.
+    """Return a new forecaster: the shipped one, or that of the plugin named in ``RLWATCH_FORECASTER``.
 
     Raises ``ConfigError`` if the model cannot be used.
     """
@@ -219,12 +227,12 @@ OFF = "no forecast because forecasting is switched off (forecast=False, or forec
 
 
 def switched_off() -> Forecasts:
-    """Return forecasts that only give the reason that there are none."""
+    """Return a forecaster that gives only the reason that forecasting is switched off."""
     return NoForecasts(OFF)
 
 
 def forecaster_for(*, wanted: bool) -> Callable[[], Forecasts]:
-    """Return the function that makes a run's forecaster."""
+    """Return the function that makes a run's forecaster; ``wanted``: whether to forecast at all."""
     return default_forecasts if wanted else switched_off
 
 
@@ -259,17 +267,17 @@ def _sound(forecast: Forecast) -> Forecast:
 
 
 def _critical(finding: Finding) -> bool:
-    """Return whether it is a critical finding on the training of the policy."""
+    """Return whether ``finding`` is critical and about the training of the policy."""
     return finding.severity is Severity.CRITICAL and _of_training(finding)
 
 
 def _warns(finding: Finding) -> bool:
-    """Return whether it is a finding on the training of the policy, at least a warning."""
+    """Return whether ``finding`` is about the training of the policy, and at least a warning."""
     return finding.severity is not Severity.INFO and _of_training(finding)
 
 
 def _of_training(finding: Finding) -> bool:
-    """Return whether it is a finding on the policy: not on time, logging, or a reset or lost reference."""
+    """Return whether ``finding`` is about the policy: not about time, logging, or a reset or lost reference."""
     return finding.family != Family.SYSTEM.value and finding.kind not in OF_THE_REFERENCE
 
 

@@ -1,10 +1,10 @@
 """Judge the rows of a run: live, from a log that is imported, or those that a dead process left unjudged.
 
-Rows that are not judged yet are read from the store, in order of ``seq``; a live judge that keeps up
-(:mod:`rlwatch.recorder.judge_thread`) is handed the rows instead. A :class:`MonitorSink` stores the findings and
-forecasts of the Monitor and queues its alerts. The position of the judge, and from time to time its whole state
-(:mod:`rlwatch.monitor.checkpoint`), are stored with the run, so that the next attempt or ``rlwatch watch`` goes on
-from there.
+To judge means to run detectors, the forecaster and alert rules over the rows. Rows that are not judged yet are read
+from the store, in order of ``seq``; a live judge that keeps up (:mod:`rlwatch.recorder.judge_thread`) receives the rows
+directly. A :class:`MonitorSink` stores the findings and forecasts of the Monitor and queues its alerts. The position of
+the judge, and from time to time its whole state (:mod:`rlwatch.monitor.checkpoint`), are stored with the run, so that
+the next attempt or ``rlwatch watch`` continues from there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STATES = (AlertState.PENDING, AlertState.FIRING, AlertState.RESOLVED)
 
 
 class StoredFindings:
-    """Findings and alerts of a run that the store held when a process began to watch it."""
+    """Findings, forecasts and alerts of a run that the store held when a process began to judge it."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         stored = (*store.findings(run_id), *store.recoveries(run_id))
@@ -90,20 +90,24 @@ def _progress(alert: Alert) -> tuple[int, int]:
 
 logger = logging.getLogger("rlwatch")
 LOOK_S = 10.0
-"""Seconds between looks at what has become due by time alone: repeats, escalations, the end of quiet hours."""
+"""Seconds between checks for messages that become due by time alone: repeats, escalations, the end of quiet hours."""
 OUTCOMES_AT_ONCE = 256
-"""Outcomes that are stored together: a replayed history has one for each of its rows."""
+"""Number of outcomes that are stored together: a replayed history has one for each of its rows."""
 
 
 class AlertQueue:
-    """Queue of alerts to store, in order: those that the store cannot take are kept and stored later.
+    """Queue of a run's alerts to store, in order: those that the store cannot take now are kept and stored later.
 
     Parameters
     ----------
+    run_id
+        Id of the run.
     dispatcher
-        Takes alerts and writes what is due of them to the outbox.
+        Takes alerts and writes due messages about them to the outbox.
     wake
-        Called when messages were queued.
+        Called when messages were queued; None: nothing is called.
+    clock
+        Clock.
     looks
         Whether alerts of the run may be open though none came through here.
     """
@@ -124,24 +128,26 @@ class AlertQueue:
 
     @property
     def empty(self) -> bool:
-        """True once all are written."""
+        """True once all alerts are stored."""
         return not self._steps
 
     def add(self, alerts: list[Alert]) -> None:
-        """Take the alerts of one step."""
+        """Queue the alerts of one step."""
         self._steps.append(alerts)
 
     def waiting_ids(self) -> set[str]:
-        """Return the ids of the alerts that are not written yet."""
+        """Return the ids of the alerts that are not stored yet."""
         return {alert.alert_id for alerts in self._steps for alert in alerts}
 
     def release(self) -> None:
-        """Store the alerts that were kept back while ``holding``."""
+        """Store the alerts that were kept back while ``holding`` was True."""
         self.holding = False
         self.put_down()
 
     def put_down(self) -> None:
-        """Store them step by step, so that an alert that fired and resolved within a batch is reported as both."""
+        """Store the queued alerts step by step, so that an alert that fired and ended within a batch is reported as
+        both.
+        """
         written = 0
         try:
             while self._steps and not self.holding:
@@ -167,7 +173,9 @@ class AlertQueue:
             self._look(final=True)
 
     def _look(self, *, final: bool = False) -> None:
-        """Publish messages that are due by time; if the store refuses, the next look or a watchman writes them."""
+        """Publish messages that are due by time; if the store refuses, the next check or another
+        process writes them.
+        """
         try:
             if self._dispatcher.publish(self._run_id, final=final) and self._wake is not None:
                 self._wake()
@@ -182,26 +190,33 @@ class AlertQueue:
 
 
 class MonitorSink:
-    """Feeds the Monitor, stores findings and forecasts, hands alerts to the dispatcher, and publishes the run's health.
+    """Feeds the Monitor with a run's rows, stores findings and forecasts, passes alerts on, and publishes the run's
+    health.
 
-    Delivery is not its work: the dispatcher only inserts outbox rows. Alerts that the store cannot take are kept in
-    order and stored at a later tick. A resumed run replays its history; what the store already holds is not
+    Sending messages is not its work: the dispatcher only inserts outbox rows. Alerts that the store cannot take are
+    kept in order and stored at a later tick. A resumed run replays its history; what the store already holds is not
     published again.
 
     Parameters
     ----------
+    monitor
+        Judges the rows.
     run
-        As its attempt began.
+        Description of the run when its attempt (process) began.
+    store
+        Store of the run.
     dispatcher
-        Takes alerts and writes what is due of them to the outbox.
+        Takes alerts and writes due messages about them to the outbox.
     keep
         Stores findings and forecasts.
     publish
         Called with the run's new health after every batch; must be quick and not raise.
     announce
-        Called with what was found, for this process's own log.
+        Called with findings and alerts, for this process's own log.
     wake
         Called when messages were queued.
+    clock
+        Clock; None: the machine's.
     amends
         Whether rows of an attempt that is over are judged; findings stored for it are not published again.
     enough
@@ -239,11 +254,11 @@ class MonitorSink:
 
     @property
     def settled(self) -> bool:
-        """True once everything that was found is written."""
+        """True once all alerts are stored."""
         return self.alerts.empty
 
     def write(self, batch: Sequence[Item]) -> None:
-        """Judge the batch. Raises ``Interrupted``."""
+        """Judge a batch of rows and events. Raises ``Interrupted`` if it is asked to stop."""
         outcomes: list[MonitorOutcome] = []
         try:
             self._observe(batch, outcomes)
@@ -281,7 +296,7 @@ class MonitorSink:
         self.alerts.look_if_due(firing=bool(self._monitor.firing))
 
     def end_attempt(self) -> None:
-        """Judge the last step of an attempt that is over."""
+        """Judge the last step of an attempt (process of the run) that is over."""
         self._keep(self._monitor.close())
         self.alerts.put_down()
 
@@ -304,8 +319,9 @@ class MonitorSink:
             self._announce(outcome)
 
     def _abandoned(self, batch: Sequence[Item]) -> list[Transition]:
-        """Resolve the alerts whose onset lies after the step from which this attempt resumed, and, at the first
-        new step, the alert that the run was gone.
+        """Resolve the alerts whose onset lies after the step from which this attempt resumed.
+
+        At the first new step, also resolve the alert that the run was gone.
         """
         ts, step = batch[-1].ts, max((item.step for item in batch if isinstance(item, StepRecord)), default=None)
         known = self._monitor.open_alerts() | self.alerts.waiting_ids()
@@ -332,13 +348,17 @@ class MonitorSink:
 
 
 ROWS_AT_ONCE = 256
-"""Rows that are read from the store at a time; judging can be stopped in between."""
+"""Number of rows that are read from the store at a time; judging can be stopped in between."""
 CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
 """A checkpoint is made after so many seconds or rows, and takes at most this share of the judge's time."""
 
 
 def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> History:
-    """Return the history that an attempt continues: the newest checkpoint for the fresh monitor, then later rows."""
+    """Return a function that yields the rows an attempt continues: from the newest checkpoint, which it loads, or from
+    the first.
+
+    ``monitor`` returns the fresh monitor into which the checkpoint's state is loaded.
+    """
 
     def history(attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
         after = 0
@@ -360,10 +380,22 @@ def judge_rest(
     dispatcher: Dispatcher,
     announce: Callable[[MonitorOutcome], None] | None = None,
 ) -> bool:
-    """Judge the rows that a dead process left unjudged, and publish the outcome; return whether there were any.
+    """Judge the rows that a dead process of a run left unjudged, and publish the outcome; return whether there were
+    any.
 
     Does nothing while another process writes the run. The run's lock is held only to write, so that a new attempt need
     not wait: one that begins meanwhile judges the rows itself.
+
+    Parameters
+    ----------
+    store, run_id
+        The store, and the id of the run in it.
+    policy
+        Alert rules and their settings.
+    dispatcher
+        Takes alerts and writes due messages about them to the outbox.
+    announce
+        Called with findings and alerts; None: nothing is called.
     """
     done, last = store.judged(run_id)
     if done >= last or not _is_left(store, run_id):
@@ -396,7 +428,7 @@ def judge_rest(
 
 
 def without_forecasts(run: RunInfo) -> bool:
-    """Return whether the run was begun with ``forecast=False``."""
+    """Return whether the run was started with ``forecast=False``."""
     origin = run.config.get(ORIGIN)
     return isinstance(origin, Mapping) and origin.get(FORECAST_SWITCH) is False
 
@@ -410,12 +442,16 @@ def _is_left(store: Store, run_id: str) -> bool:
 
 
 class SinkProgress:
-    """A sink, and its position in the rows of its run.
+    """Judges the rows of a run through a sink, and keeps track of the position up to which they are judged.
 
     Parameters
     ----------
+    monitor, sink
+        The monitor, and the sink that feeds it.
+    store, run_id
+        The store, and the id of the run in it.
     judged
-        Called with the ``seq`` up to which everything is judged and written, and perhaps a checkpoint.
+        Called with the position ``seq`` up to which everything is judged and written, and perhaps a checkpoint.
     checkpoint_share
         Largest share of the judge's time that making checkpoints may take, > 0.
     """
@@ -442,7 +478,9 @@ class SinkProgress:
         self._kept_at, self._kept_seq, self._cost_s = time.monotonic(), 0, 0.0
 
     def begin(self, up_to: int) -> None:
-        """Set the position: ``up_to``, the run's last ``seq``, or, if rows are unjudged, where to resume for them."""
+        """Set the position to ``up_to``, the run's last ``seq``, or, if rows are unjudged, to where judging must
+        resume.
+        """
         done, last = self._store.judged(self._run_id)
         self.seq = self._kept_seq = up_to
         if done >= min(last, up_to):
@@ -470,7 +508,7 @@ class SinkProgress:
         return bool(rows)
 
     def take(self, rows: Sequence[StepRecord | Event]) -> None:
-        """Judge the items. Raises ``Interrupted``."""
+        """Judge these rows and events. Raises ``Interrupted`` if it is asked to stop."""
         for attempt in dict.fromkeys(row.attempt for row in rows):
             if self._attempt not in (0, attempt):
                 self._sink.end_attempt()
@@ -490,7 +528,7 @@ class SinkProgress:
         self.note()
 
     def note(self) -> None:
-        """Report the position, if all outcomes so far are written."""
+        """Report the position up to which rows are judged, if all outcomes so far are stored."""
         if not self._sink.settled:
             return
         since = self._monitor.open_since
@@ -501,7 +539,7 @@ class SinkProgress:
             self._judged(upto, kept)
 
     def close(self) -> None:
-        """Judge the last step: no more rows will come."""
+        """Judge the last step, because no further row will come, and report the position."""
         self._sink.close()
         if self._sink.settled:
             self._judged(self.seq, None)

@@ -1,8 +1,8 @@
-"""A rescue rehearsed on a recorded run: what the policy would have done first, and what the run did instead.
+"""Rehearsal of a rescue on a recorded run: the first acts of the policy that saves failing runs, and what the run did.
 
 A recording is not the run that the policy would have made. Up to the rollback the rehearsal is faithful but for one
-thing: the rows of the probe went on being trained. What restored weights would have earned is not known; what became of
-the run without them is.
+thing: the rows of the probe were trained in the recording. The rewards of restored weights are not known; what became
+of the run without them is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from rlwatch.records import JSON, Event, StepRecord
 
 @dataclass(frozen=True, slots=True)
 class RehearsedAct:
-    """A command that the policy would have sent at the boundary after ``step``, and why."""
+    """A command that the rescue policy would have sent at the boundary after ``step``: its kind,
+    arguments and reason.
+    """
 
     step: int
     do: str
@@ -29,14 +31,14 @@ class RehearsedAct:
 
 @dataclass(frozen=True, slots=True)
 class RescueRehearsal:
-    """Acts of a policy on a recorded run.
+    """Acts of a rescue policy on a recorded run, and how the recording ended without them.
 
     Attributes
     ----------
     acts
-        Commands, in order, up to the first that would have changed the run; empty where nothing would have begun.
+        Commands, in order, up to the first that would have changed the run; empty where no rescue would have begun.
     restored
-        Step of the snapshot that would have been restored; None where nothing was.
+        Step of the snapshot that would have been restored; None where none was.
     level, ended
         Median reward before, and of the last rows of the recording, in the reward's unit; None where unknown.
     steps_after, hours_after
@@ -52,7 +54,7 @@ class RescueRehearsal:
 
     @property
     def wasted(self) -> bool | None:
-        """True where the recording ended clearly below the level before; None where that is not known."""
+        """True where the recording ended clearly below the reward's level before; None where that is not known."""
         if self.level is None or self.ended is None:
             return None
         return self.ended < self.level - (1.0 - NEAR) * abs(self.level)
@@ -61,9 +63,20 @@ class RescueRehearsal:
 def rehearse_rescue(
     items: Iterable[StepRecord | Event], monitor: Monitor, policy: RescuePolicy, *, every: int = 10
 ) -> RescueRehearsal:
-    """Return what ``policy`` would have done to a run whose ``items`` are given in order.
+    """Return what a rescue ``policy`` would have done to a recorded run.
 
-    Snapshots are assumed every ``every`` steps. It ends with the first act that would have changed the run.
+    It ends with the first act that would have changed the run.
+
+    Parameters
+    ----------
+    items
+        Rows and events of the run, in order.
+    monitor
+        A fresh monitor, which judges them.
+    policy
+        The permission and its limits.
+    every
+        Number of steps between two snapshots that are assumed.
     """
     taken = [0]
 

@@ -1,7 +1,7 @@
 """Judge closed steps: run the detectors, the forecaster and the alert rules on them, in order.
 
 A :class:`StepJudge` does not choose the rows: the :class:`~rlwatch.monitor.engine.Monitor` passes those of one attempt,
-or of the branch that follows a rollback. :class:`Soundness` judges which rows are good to return to.
+or of the branch that follows a rollback. :class:`Soundness` judges to which rows it is good to return.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rlwatch.wording import number
 
 @dataclass(frozen=True, slots=True)
 class MonitorOutcome:
-    """Outcome of an item: findings to publish, alert transitions and forecasts, in order.
+    """Result of judging a row: findings to publish, changes of alerts, and forecasts, in order.
 
-    ``recoveries``: published findings that eased or were resolved. ``forecasts``: the forecast of each closed step;
-    ``kept``: the same as stored records.
+    ``recoveries``: published findings that eased or ended. ``forecasts``: the forecast of each closed step; ``kept``:
+    the same as records for the store.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -46,7 +46,7 @@ class MonitorOutcome:
 
 
 def joined(outcomes: Iterable[MonitorOutcome]) -> MonitorOutcome:
-    """Return one outcome of all of them, in linear time."""
+    """Return one outcome with the parts of all ``outcomes``, in linear time."""
     parts = tuple(outcomes)
     return MonitorOutcome(
         tuple(finding for part in parts for finding in part.findings),
@@ -63,14 +63,16 @@ REMEMBERED = 400
 
 
 class Arrived(NamedTuple):
-    """A record that is judged before its step closes, with canonical names, and the open step."""
+    """A row that is judged before its step closes, with canonical names (``view``), and the step that is open
+    (``now``).
+    """
 
     view: ClosedStep
     now: int
 
 
 class StepJudge:
-    """Judges the closed steps of one attempt, each once and in order.
+    """Judges the closed steps of one attempt (process of a run) with detectors, forecaster and alert rules, in order.
 
     Parameters
     ----------
@@ -90,17 +92,17 @@ class StepJudge:
         self._localised = LocalisedSteps()
 
     def judge(self, view: ClosedStep | Arrived) -> MonitorOutcome:
-        """Judge a closed step, or a record whose step is still open."""
+        """Judge a closed step, or a row whose step is still open, and return the outcome."""
         return self._step(view) if isinstance(view, ClosedStep) else self._arrival(*view)
 
     def each_of(self, views: list[ClosedStep | Arrived]) -> Iterator[MonitorOutcome]:
-        """Judge ``views`` and empty the list; their forecasts are computed in one batch."""
+        """Judge ``views`` and yield the outcomes; their forecasts are computed in one batch. The list is emptied."""
         self.forecasting.ahead([view for view in views if isinstance(view, ClosedStep)])
         yield from map(self.judge, views)
         views.clear()
 
     def notice(self, event: Event) -> None:
-        """Take notice of an event."""
+        """Pass an event of the run to the detectors, the forecaster and the diagnosis."""
         self._localised.note(event)
         self.lookback.events.append(event)
         self.forecasting.notice(event)
@@ -108,11 +110,13 @@ class StepJudge:
             detector.notice(event)
 
     def judge_as(self, other: StepJudge) -> None:
-        """Judge from now on by the rows that ``other`` saw; findings and alerts go on."""
+        """Judge from now on by the rows that ``other`` saw; open findings and alerts continue."""
         self.detectors, self.forecasting, self.soundness = other.detectors, other.forecasting, other.soundness
 
     def not_run(self) -> list[NotRun]:
-        """Return the detectors that lacked metrics or failed so far, and the forecaster if it made no forecast."""
+        """Return the detectors that lacked metrics or failed so far, and the forecaster if it made no forecast, with
+        reasons.
+        """
         lacking = not_run(self.detectors, self.lookback.measured)
         lacking += [NotRun(name, reason) for name, reason in self.detectors.broken.items()]
         absent = self.forecasting.absent
@@ -159,7 +163,7 @@ class StepJudge:
 
 
 class Lookback:
-    """Newest findings, events and steps of a run, and its settings: evidence of a diagnosis."""
+    """Newest findings, events and steps of a run, and changes of its settings: the evidence for a diagnosis."""
 
     def __init__(self) -> None:
         self.findings: deque[Finding] = deque(maxlen=REMEMBERED)
@@ -177,7 +181,7 @@ class Lookback:
         self._knobs.update(step.step, step.metrics)
 
     def diagnosis(self, source: str) -> Diagnosis:
-        """Return the most likely cause of the findings so far; ``source`` is the trainer."""
+        """Return the likely causes of the findings so far; ``source`` is the trainer."""
         return diagnose(
             self.findings,
             events=self.events,
@@ -193,24 +197,24 @@ class Lookback:
 # The culprits of a localised step, added to the findings of that step.
 
 LOCALISED_STEPS = 16
-"""Number of localised steps kept: a step is judged only when the next begins."""
+"""Number of steps with localised gradients that are kept: a step is judged only when the next begins."""
 REPEATED = ("message", "why_not", "verdict", "cause", "cures", "count", "method", "gap", "complete", "culprits")
-"""Parts of the event that a finding repeats."""
+"""Parts of the event of a localised gradient that a finding repeats."""
 
 
 class LocalisedSteps:
-    """Adds the culprits of a step to the findings on its gradient."""
+    """Adds the tokens responsible for a step's gradient to the findings on this gradient."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=LOCALISED_STEPS)
 
     def note(self, event: Event) -> None:
-        """Take notice, if it is a localisation."""
+        """Keep an event, if it reports a localised gradient."""
         if event.kind == LOCALISED:
             self._events.append(event)
 
     def with_culprits(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Return the findings, with the culprits added to those on the gradient of a localised step."""
+        """Return the findings; those on the gradient of a localised step have the responsible tokens added."""
         return [self._with_culprits(finding) for finding in findings]
 
     def _with_culprits(self, finding: Finding) -> Finding:
@@ -232,20 +236,20 @@ REWARD, ENTROPY, MISMATCH = "reward/mean", "policy/entropy", "mismatch/k3"
 REWARD_ROWS, MISMATCH_ROWS = ROWS_AFTER, 3
 """Rows whose median counts."""
 NEAR_BEST = 0.9
-"""Least median reward, as a fraction of the best; a noisy reward may be a row's noise below it."""
+"""Smallest median reward, as a fraction of the best; a noisy reward may be lower by a row's noise."""
 LEAST_ENTROPY, MOST_ENTROPY = 0.25, 1.6
-"""Limits of entropy, as fractions of the first row's."""
+"""Limits of the entropy, as multiples of the first row's."""
 MOST_MISMATCH = 0.05
-"""Limit of the mismatch k3 in nats a token."""
+"""Limit of the mismatch k3, in nats per token."""
 
 
 class Soundness:
-    """Judges whether a run is sound at a row, which decides whether a snapshot is good to return to.
+    """Judges whether a run is healthy at a row, which decides whether a snapshot is good to return to.
 
     A row is compared with the run's first rows and its best so far, the first row included: a run that its first update
     broke must not be its own baseline (measured: a baseline of rows that were broken already saved 0 of 2 runs, one
-    from the first row 2 of 2). A row is sound if the run's state machine (:mod:`rlwatch.state`) reports no failure,
-    the median reward is near its best, and entropy and mismatch are within their limits.
+    from the first row 2 of 2). A row is sound if the run's state machine (:mod:`rlwatch.state`) reports no failure, the
+    median reward is near its best, and entropy and mismatch are within their limits.
     """
 
     def __init__(self) -> None:
@@ -257,7 +261,7 @@ class Soundness:
         """The newest rows, judged."""
 
     def update(self, step: ClosedStep, holding: Sequence[Finding]) -> None:
-        """Take the next closed step, and the findings that hold at it."""
+        """Judge the next closed step, given the findings that hold at it, and keep the result in ``rows``."""
         why_not = self._why_not(step, holding)
         if why_not or REWARD in step.metrics:  # a row without a reward is no evidence that all is well
             rewards, entropy = list(self._rewards), step.metrics.get(ENTROPY)

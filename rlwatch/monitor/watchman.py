@@ -23,17 +23,20 @@ from rlwatch.ports import Store
 from rlwatch.records import JSON, Alert, AlertState, Event, RunInfo, RunState, Severity
 
 RECENT_S = 24 * 3600.0
-"""A run that had been silent for longer when it is first seen raises no alert."""
+"""Seconds: a run that had been silent for longer when it is first seen raises no alert."""
 
 
 STALLS_NAMED = 4
-"""Number of stalled ranks that an alert names."""
+"""Largest number of stalled ranks that an alert names."""
 FRAMES_SENT = 12
-"""Number of stack frames of each that the alert includes."""
+"""Number of stack frames of each stalled rank that an alert includes."""
 
 
 def heartbeat_alerts(run: RunInfo, sign: LivenessSigns, alerts: Iterable[Alert], rule: Rule, now: float) -> list[Alert]:
-    """Return the changes of the heartbeat rule's alerts on ``run`` at ``now``, compared with its stored ``alerts``."""
+    """Return the alerts of the heartbeat ``rule`` on ``run`` that began, worsened or ended at ``now`` (Unix seconds).
+
+    ``sign``: signs of life of the run. ``alerts``: its stored alerts, with which the present state is compared.
+    """
     known = {alert.alert_id: alert for alert in alerts if alert.rule == rule.name and alert.kind in HEARTBEAT_KINDS}
     current = _raised(run, sign, rule, now)
     firing = [alert for alert in known.values() if alert.state is AlertState.FIRING]
@@ -49,7 +52,7 @@ def heartbeat_alerts(run: RunInfo, sign: LivenessSigns, alerts: Iterable[Alert],
 
 
 def _raised(run: RunInfo, sign: LivenessSigns, rule: Rule, now: float) -> Alert | None:
-    """Return the alert that holds now, if any."""
+    """Return the heartbeat alert that holds now, if any."""
     if run.state is RunState.CRASHED:
         kind, severity, message = CRASHED, Severity.CRITICAL, run.state_reason or "the trainer ended with an error"
     elif sign.silent_s is not None:
@@ -140,7 +143,7 @@ def _stall(event: Event) -> dict[str, JSON]:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds: ``38 s``, ``41 min``, ``3.5 h``.
+    """Return a number of seconds as text: ``38 s``, ``41 min``, ``3.5 h``.
 
     >>> [duration(s) for s in (0.25, 38, 2460, 12600)]
     ['0.25 s', '38 s', '41 min', '3.5 h']
@@ -154,19 +157,27 @@ def duration(seconds: float) -> str:
 logger = logging.getLogger("rlwatch")
 
 LOOK_S = 10.0
-"""Seconds between two looks."""
+"""Seconds between two checks of the store."""
 
 OVER_S = 7 * 24 * 3600.0
-"""A run without a sign of life for this long is no longer checked."""
+"""Seconds without a sign of life after which a run is no longer checked."""
 
 
 class Watchman:
-    """Checks whether the store's runs are alive, judges their unjudged rows, and publishes the messages that are due.
+    """Checks whether the runs of a store are alive, judges rows that dead processes left, and publishes due messages.
 
     Parameters
     ----------
+    store
+        The store.
+    policy
+        Alert rules and their settings.
+    dashboard_url
+        Address of the dashboard, for links in messages; empty: none.
     run_id
-        The only run to look after; None: all.
+        The only run to check; None: all.
+    clock
+        Clock; None: the machine's.
     """
 
     def __init__(
@@ -189,7 +200,7 @@ class Watchman:
         self._dispatcher = Dispatcher(store, policy, dashboard_url=dashboard_url, clock=self._clock, live=self._lives)
 
     def look(self) -> int:
-        """Check all runs once; return how many messages were written."""
+        """Check all runs once; return the number of messages that were written to the outbox."""
         written = 0
         for run in self._runs():
             try:
@@ -237,7 +248,10 @@ class Watchman:
 
 
 class WatchmanThread:
-    """Thread that runs a watchman every ten seconds until stopped; a daemon, so it does not keep a process alive."""
+    """Thread that runs a watchman at intervals until it is stopped; a daemon, so it does not keep a process alive.
+
+    ``every_s``: seconds between two checks.
+    """
 
     def __init__(self, watchman: Watchman, *, every_s: float = LOOK_S) -> None:
         self.looks = 0
@@ -252,12 +266,12 @@ class WatchmanThread:
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """True while its thread runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def stop(self, deadline_s: float = 5.0) -> bool:
