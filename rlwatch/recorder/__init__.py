@@ -1,4 +1,4 @@
-"""From the training thread to the sinks: a bounded queue, one writer thread, counted drops.
+"""From the training thread to the store: a bounded queue, one writer thread, counted drops.
 
-Nothing the training thread calls here waits for a lock, the disk or a device.
+Nothing that the training thread calls here waits for a lock, the disk or a device.
 """

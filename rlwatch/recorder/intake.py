@@ -1,12 +1,12 @@
-"""The way in from the training thread: copy now, keep in the journal, queue; convert later.
+"""Intake of everything that is logged: copy now, keep in the journal, queue; convert later on the writer thread.
 
-The training thread pays for one dict copy. 0-d tensors are copied to the host together, without waiting; the
-writer thread reads the numbers. So logging never synchronises a device, and a tensor may be overwritten right after
-the call. A value may be anything and raise anything: only that value is lost, never another.
+The training thread pays for one dict copy. 0-d tensors are copied to the host together, without waiting; the writer
+thread reads the numbers. So logging never synchronises a device, and a tensor may be overwritten right after the call.
+A value may be anything and raise anything: only that value is lost, never another.
 
-Whatever is logged goes into the run's journal first (see :mod:`rlwatch.ports`), so that it outlives the process; then
-into a bounded queue, without a lock. When the queue is full, an entry that the journal has whole is taken from there
-later instead of being dropped.
+Everything that is logged is first written to the run's journal, a file that outlives the process (see
+:mod:`rlwatch.ports`); then it enters a bounded queue, without a lock. When the queue is full, an entry that the journal
+has completely is read from there later instead of being dropped.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _PLAIN, _TEXT = frozenset({float, int, bool}), frozenset({str})
 LARGEST = 2**63 - 1
-"""Step that a store can hold."""
+"""Largest step that a store can hold."""
 _EXACT = 2.0**53
-"""Up to which every integer is a float, so that no two steps are one."""
+"""Number up to which every integer is a float, so that no two steps are equal as floats."""
 
 
 @dataclass(slots=True)
 class QueuedCall:
-    """One ``run.log`` call as it lies in the queue."""
+    """One call of ``run.log`` in the queue: its step, its values, and its time (Unix seconds).
+
+    ``deferred``: names of tensors and their transfer from a device, which is read later.
+    """
 
     step: int
     metrics: dict[str, Any]
@@ -53,12 +56,14 @@ class QueuedCall:
     plain: bool = field(default=False, init=False)
     """True if all values are Python's own numbers."""
     number: int = field(default=0, init=False)
-    """Under which the run's journal has it, or the part of it that was plain numbers at once; 0: not there."""
+    """Number under which the journal has the call, or the part of it that was plain numbers at once; 0: not in the
+    journal.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Placeholder for a tensor that could not even be copied, with the reason."""
+    """Placeholder for a tensor that could not be copied, with the reason."""
 
     why: str
 
@@ -70,7 +75,11 @@ class Unreadable:
 
 
 def admit(metrics: Mapping[str, Any], step: int, ts: float) -> QueuedCall:
-    """Copy what the caller gave; tensors are snapshotted, nothing is converted or checked yet."""
+    """Copy the values of one call of ``run.log``; tensors are copied without waiting, nothing is converted or checked
+    yet.
+
+    ``ts``: Unix seconds.
+    """
     entry = QueuedCall(step, clean_names(dict(metrics)), ts)
     entry.plain = _PLAIN.issuperset(map(type, entry.metrics.values()))  # the loop runs in C: this is the hot path
     if not entry.plain:
@@ -81,7 +90,7 @@ def admit(metrics: Mapping[str, Any], step: int, ts: float) -> QueuedCall:
 def step_index(step: Any) -> int:
     """Return ``step`` as an int >= 0 that a store can hold. Raises ``ValueError``, which repeats the value, otherwise.
 
-    A whole float counts as well: an epoch times rows over batches is one, and so are numpy's and what JSON gives back.
+    A whole float is accepted: an epoch times rows over batches is one, and so are numpy's values and those from JSON.
 
     >>> step_index(12), step_index(12.0)
     (12, 12)
@@ -113,9 +122,9 @@ def _counted(step: Any) -> Any:
 
 
 def plain_numbers(entry: QueuedCall) -> tuple[dict[str, float], bool]:
-    """Return the numbers of the entry that need no foreign code and no waiting for a device.
+    """Return the numbers of a queued call that can be read without foreign code and without waiting for a device.
 
-    The second value is True if these are all of them.
+    The second value is True if these are all of its values.
     """
     metrics = entry.metrics
     if entry.plain and _TEXT.issuperset(map(type, metrics)):
@@ -143,7 +152,9 @@ def plain_numbers(entry: QueuedCall) -> tuple[dict[str, float], bool]:
 
 
 def a_batch(given: T, kind: type[T]) -> T:
-    """``given``, if it is a ``kind`` at a step. Raises ``TypeError`` or ``ValueError`` otherwise."""
+    """Return ``given`` if it is a batch of type ``kind`` with a valid step. Raises ``TypeError`` or ``ValueError``
+    otherwise.
+    """
     if not isinstance(given, kind):
         raise TypeError(f"it must be a {kind.__name__}, got {shown(given)}")
     step_index(given.step)  # type: ignore[attr-defined]
@@ -151,7 +162,8 @@ def a_batch(given: T, kind: type[T]) -> T:
 
 
 def numbers(entry: QueuedCall, counters: Counters) -> dict[str, float]:
-    """Return the entry's metrics as floats; values that are not one number are left out, counted and warned of once.
+    """Return the metrics of a queued call as floats; values that are not one number are left out, counted and warned
+    of once.
 
     ``None`` means not measured and is left out silently. Called on the writer thread; exceptions of the values are
     suppressed.
@@ -227,7 +239,7 @@ def _shown(value: Any) -> str:
 
 
 def _defer(entry: QueuedCall, names: list[str]) -> None:
-    """Move the tensors called ``names`` out of the entry's metrics, one transfer a device."""
+    """Move the tensors called ``names`` out of the entry's metrics, with one transfer for each device."""
     by_device: dict[object, list[str]] = {}
     for name in names:
         by_device.setdefault(_device(entry.metrics[name]), []).append(name)
@@ -271,15 +283,28 @@ def _set_out(entry: QueuedCall, names: list[str]) -> None:
 
 logger = logging.getLogger("rlwatch")
 PATIENCE_S = 30.0
-"""Longest a step waits for the shares of other ranks, in seconds; training does not wait at all."""
+"""Largest number of seconds that a step waits for measurements of other ranks; training does not wait at all."""
 RANKS = "rlwatch/ranks"
 
 
 @dataclass(slots=True)
 class Awaited:
-    """Rank 0's own share of a step in the writer's queue; what is queued behind it waits with it.
+    """A step in the writer's queue whose measurements of other ranks are still to come; items behind it wait with it.
 
-    ``seen`` is called with the metrics of the whole step.
+    Parameters
+    ----------
+    parcel
+        Rank 0's own measurements.
+    inbox
+        Measurements that other ranks sent.
+    moment
+        Key of the step.
+    ts
+        Time of the step, Unix seconds.
+    seen
+        Called with the metrics of the whole step.
+    until
+        Monotonic time until which it waits, seconds.
     """
 
     parcel: PendingRecord
@@ -291,11 +316,11 @@ class Awaited:
 
     @property
     def step(self) -> int:
-        """Step of the run."""
+        """The optimizer step."""
         return self.parcel.step
 
     def due(self, *, hurry: bool = False) -> bool:
-        """Return True once every share is here, or none is waited for any more. ``hurry``: do not wait."""
+        """Return whether all measurements are here, or none is waited for any more. ``hurry``: do not wait."""
         missing = self.inbox.awaited(self.moment)
         if not missing and self.parcel.ready():
             return True
@@ -313,7 +338,9 @@ class Awaited:
         return True
 
     def opened(self) -> tuple[QueuedCall, Sequence[SpikeBatch]]:
-        """The whole step: its metrics, and the extreme tokens of each rank that has any."""
+        """Merge the measurements of all ranks; return the step's metrics, and the batches of extreme tokens of each
+        rank.
+        """
         others = self.inbox.take(self.moment)
         metrics, spikes = self.parcel.merged(others)
         self.seen(metrics)
@@ -325,10 +352,10 @@ UNKEPT = "what is logged is not kept beside the database: the last tenth of a se
 
 
 class BoundedQueue(Generic[T]):
-    """Queue of at most ``maxsize`` items; when full, it refuses the newest instead of making the caller wait.
+    """Queue of at most ``maxsize`` items; when full, it refuses the newest item instead of making the caller wait.
 
-    ``deque.append`` and ``popleft`` are atomic, so neither side waits for the other. With several
-    producers the bound may be passed by their number at most.
+    ``deque.append`` and ``popleft`` are atomic, so neither side waits for the other. With several producers the bound
+    may be exceeded by their number at most.
     """
 
     def __init__(self, maxsize: int) -> None:
@@ -338,7 +365,7 @@ class BoundedQueue(Generic[T]):
         self._items: deque[T] = deque()
 
     def offer(self, item: T) -> bool:
-        """Append ``item``; False if the queue was full and it was not taken."""
+        """Append ``item`` and return True; return False, without the item, if the queue is full."""
         if len(self._items) >= self.maxsize:
             return False
         self._items.append(item)
@@ -355,7 +382,7 @@ class BoundedQueue(Generic[T]):
         return out
 
     def waiting(self) -> list[T]:
-        """Its items now, oldest first."""
+        """Return the items that are in the queue now, oldest first."""
         return list(self._items)
 
     def __len__(self) -> int:
@@ -364,7 +391,7 @@ class BoundedQueue(Generic[T]):
 
 @dataclass(slots=True)
 class Numbered:
-    """Item that is in the journal under ``number``."""
+    """An item in the queue that is also in the journal under ``number``."""
 
     item: SpikeBatch | CompletionBatch | Event
     number: int
@@ -372,18 +399,20 @@ class Numbered:
 
 Queued = QueuedCall | SpikeBatch | CompletionBatch | Event | Awaited | Numbered
 Waiting = Queued | KeptRow
-"""Contents of the queue: what was put, and rows that were taken the quick way."""
+"""Contents of the queue: items, and rows that were taken by the fast path."""
 
 
 class Intake:
-    """The way in for everything that is logged: :meth:`put` may be called from any thread, and never raises or waits.
+    """Takes everything that is logged: :meth:`put` may be called from any thread, and never raises or waits.
 
     Parameters
     ----------
     queue
-        What the writer thread drains.
+        Queue from which the writer thread reads.
     journal
-        Where it is kept until it is stored; None: nowhere.
+        File that keeps items until they are stored; None: none.
+    counters
+        Counts dropped items.
     """
 
     def __init__(self, queue: BoundedQueue[Waiting], journal: Journal | None, counters: Counters) -> None:
@@ -396,9 +425,10 @@ class Intake:
         self._sparing = Sparing()
 
     def quick(self, metrics: Mapping[str, Any], step: int) -> bool:
-        """Take a row like the last ones, in half the time; False where it was not taken: it is to be put.
+        """Take a row like the last ones by a path that needs half the time; return False if it was not taken: then use
+        :meth:`put`.
 
-        Where it raises, it was not taken.
+        If it raises, the row was not taken.
         """
         journal = self.journal
         kept = journal.keep(step, metrics) if type(metrics) is dict and journal is not None else None
@@ -415,7 +445,9 @@ class Intake:
         return True
 
     def put(self, item: Queued) -> None:
-        """Take ``item``, or count that it was dropped, or shed because there is little room left."""
+        """Take an item; if there is no space, count that it was dropped, or that it was left out as the least
+        important.
+        """
         journal = self.journal
         if journal is not None and (journal.filled >= NEARLY or journal.cramped) and not self.takes(item):
             return
@@ -434,7 +466,7 @@ class Intake:
                 self._counters.lose(item.step)
 
     def takes(self, item: Queued) -> bool:
-        """Return True if there is room for ``item``, or for a part of it, to which it is cut."""
+        """Return whether there is space for ``item``, or for a part of it to which it is reduced."""
         taken = self.room_taken
         if taken < NEARLY:
             return True
@@ -445,12 +477,14 @@ class Intake:
         )
 
     def wants(self, batch: SpikeBatch) -> bool:
-        """Return False for the distributions of a step that is skipped; called once a batch."""
+        """Return False for the histograms of a step that is skipped; call it only once for a batch."""
         return batch.reason != DISTRIBUTIONS or self._sparing.due()
 
     @property
     def room_taken(self) -> float:
-        """Share of the room for what waits that is taken: in the journal, or in memory where its disk is full."""
+        """Used share of the space for items that wait to be stored: of the journal, or of memory if
+        the disk is full.
+        """
         if self.journal is None:
             return 0.0
         if self.journal.cramped:

@@ -1,4 +1,4 @@
-"""The judge's thread: behind the thread that stores, which never waits for it."""
+"""The judge's thread, which searches stored rows for failures; the thread that stores never waits for it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, PackedMetrics, SpikeBatch, StepRecord
 
 INBOX = 2_000
-"""Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
+"""Largest number of rows that wait in memory for the judge; it reads further ones from the store later."""
 AT_ONCE = 64
-"""Rows that are judged at once."""
+"""Number of rows that are judged at once."""
 WORK_S, REST = 0.02, 1.0
-"""After so many seconds of work on end the judge rests as long again: it catches up without taking the machine."""
+"""After so many seconds of continuous work the judge rests as long: it catches up without occupying the machine."""
 NAP_S = 0.05
-"""Longest it goes on resting once the run is ending, in seconds."""
+"""Largest number of seconds for which it continues to rest once the run is ending."""
 MOST_FAILURES = 20
-"""Failures after which the end does not wait for the judge any more, and it tries more seldom."""
+"""Number of failures after which the end of the run does not wait for the judge any more, and it tries less often."""
 SELDOM_S = 0.5
 
 
@@ -32,29 +32,31 @@ class Interrupted(Exception):  # noqa: N818  (not an error: a stop was requested
 
 
 class RowJudge(Protocol):
-    """Judges rows; :mod:`rlwatch.monitor.judge` has it."""
+    """Interface of the part that judges rows with detectors and alert rules; :mod:`rlwatch.monitor.judge` implements
+    it.
+    """
 
     seq: int
-    """``seq`` of the last row taken."""
+    """Position ``seq`` of the last row taken."""
 
     def begin(self, up_to: int) -> None:
-        """Go where judging ended: to ``up_to``, or to what an earlier process left unjudged."""
+        """Set the position from which to judge: ``up_to``, or the first row that an earlier process left unjudged."""
         ...
 
     def stored(self) -> bool:
-        """Judge the next rows of the store; whether there were any."""
+        """Judge the next rows of the store; return whether there were any."""
         ...
 
     def take(self, rows: Sequence[StepRecord | Event]) -> None:
-        """Judge these. Raises ``Interrupted``."""
+        """Judge these rows and events. Raises ``Interrupted`` if it is asked to stop."""
         ...
 
     def tick(self) -> None:
-        """See to what time alone makes due."""
+        """Do what is due by time alone, such as repeated messages."""
         ...
 
     def close(self) -> None:
-        """Judge the last step, too."""
+        """Judge the last step, because no further row will come."""
         ...
 
 
@@ -66,12 +68,12 @@ def _read(row: StepRecord | Event) -> StepRecord | Event:
 
 
 class JudgeThread:
-    """Judges what the writer thread stored; the writer thread never waits for it. A daemon.
+    """Daemon thread that judges the rows which the writer thread has stored; the writer thread never waits for it.
 
     Parameters
     ----------
     last_seq
-        Last ``seq`` of the run when this attempt began.
+        Last position ``seq`` of the run when this attempt (process) began.
     failed
         Called with a description of each error; no exception ends the thread.
     """
@@ -94,24 +96,26 @@ class JudgeThread:
         self.cpu_seconds = 0.0
 
     def start(self, make: Callable[[], RowJudge]) -> None:
-        """Begin; ``make`` is called on the judge's thread: loading all that judges takes longer than a start."""
+        """Start the thread. ``make`` creates the judge on this thread, because loading its code takes longer than a
+        start.
+        """
         self._make = make
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Rows that wait in memory to be judged; at most ``INBOX``."""
+        """Number of rows that wait in memory to be judged; at most :data:`INBOX`."""
         return len(self._inbox)
 
     @property
     def done(self) -> bool:
-        """True once all that was handed over is judged and written."""
+        """True once all rows that were passed to this thread are judged and the results written."""
         if not self._thread.is_alive():
             return True
         return not self._inbox and not self._behind and self._judging is not None and self._judging.seq >= self._handed
 
     def take(self, batch: Sequence[Item]) -> None:
-        """Take over what was given to the store; on the writer thread."""
+        """Take rows and events that were stored; called on the writer thread."""
         rows = [item for item in batch if not isinstance(item, SpikeBatch | CompletionBatch)]
         if not rows:
             return
@@ -124,21 +128,21 @@ class JudgeThread:
         self._wake.set()
 
     def hurry(self) -> None:
-        """Rest no more: the run is ending. Takes no lock."""
+        """Stop resting, because the run is ending. Takes no lock."""
         self._hurrying = True
 
     def end(self) -> None:
-        """Judge what is left and stop; without rests from here on."""
+        """Judge the remaining rows without rests, then end the thread. Returns at once."""
         self._ending = self._hurrying = True
         self._wake.set()
 
     def abandon(self) -> None:
-        """Stop as soon as possible; the next process that opens the run judges the rest."""
+        """Stop as soon as possible; the next process that opens the run judges the remaining rows."""
         self._abandoned = self._ending = self._hurrying = True
         self._wake.set()
 
     def enough(self) -> bool:
-        """Asked between rows, on the judge's thread: rests now and then; whether to stop."""
+        """Return whether to stop; called between rows on the judge's thread, it also rests now and then."""
         worked = time.monotonic() - self._worked_since
         if worked > WORK_S:
             left = REST * worked
@@ -160,7 +164,7 @@ class JudgeThread:
             self.ended = True
 
     def _turn(self) -> bool:
-        """Judge what there is, wait for more; whether that was all there will be."""
+        """Judge the available rows, or wait for more; return True if there will be no more."""
         ending = self._ending
         worked, over = sheltered(self._judged, partial(self._not_judged, ending=ending), passing=Interrupted)
         if over is not None or self._judging is None:
@@ -199,14 +203,14 @@ class JudgeThread:
         self._failed(f"rlwatch could not judge the last step: {described(error)}")
 
     def _cannot(self, error: BaseException) -> bool:
-        """Return True if the next process has to judge instead; False if a file was missing for a moment."""
+        """Return True if the next process has to judge instead; False if a file was only missing for a moment."""
         if self._judging is None and passing(error) and self._failures <= MOST_FAILURES:
             time.sleep(0.5)
             return False
         return True
 
     def _work(self, judging: RowJudge) -> bool:
-        """Judge the next rows; whether there were any."""
+        """Judge the next rows; return whether there were any."""
         if self._behind:
             if judging.stored():
                 return True
@@ -224,5 +228,5 @@ class JudgeThread:
         return bool(rows)
 
     def _hopeless(self, judging: RowJudge) -> bool:
-        """Return True if rows that were handed over cannot be had: neither here nor from the store."""
+        """Return True if rows that were passed to this thread are available neither here nor from the store."""
         return not self._inbox and not self._behind and judging.seq < self._handed

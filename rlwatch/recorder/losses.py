@@ -1,4 +1,11 @@
-"""Losses of the recorder: what is given up when the journal or the queue is nearly full, and the counters of it."""
+"""Losses of the recorder: data that are dropped when space is short, and the counters of everything lost.
+
+While a store accepts nothing, records wait in the run's journal, a file with a size limit. As it fills, the bulkiest
+data go first: tokens of single steps, then texts of completions, then series of the machine and the engines, and at
+last rows are thinned, to one in two steps, in four... Events, findings, alerts and commands are never dropped, nor are
+rows that contain NaN or an infinity. All drops are counted, and reported by events of the run
+(:data:`rlwatch.records.SHED`).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +23,12 @@ from rlwatch.records import SHED, CompletionBatch, Event, SpikeBatch
 from rlwatch.redaction import redacted
 
 MOST_SPANS = 8
-"""Largest number of spans of steps that are listed separately."""
+"""Largest number of ranges of steps that are listed separately."""
 
 
 @dataclass(slots=True)
 class Span:
-    """Rows that were lost between two steps, both included."""
+    """A range of steps, both ends included, and the number of rows that were lost in it."""
 
     first: int
     last: int
@@ -36,7 +43,7 @@ def _first(span: Span) -> int:
 
 
 def told(spans: Sequence[Span]) -> str:
-    """Format the number of rows and their steps.
+    """Return a text with the number of lost rows and their steps.
 
     >>> told([Span(3, 3, 1), Span(7, 9, 4)])
     '5 rows of steps 3, 7-9'
@@ -49,7 +56,8 @@ def told(spans: Sequence[Span]) -> str:
 
 
 class Counters:
-    """Named counters that only grow, with one warning for each name. Nothing here raises.
+    """Named counters of lost records and errors, which only grow, with one logged warning for each name. Nothing
+    raises.
 
     Written from any thread, without a lock (a signal may arrive while one is held, a fork copies it locked): each
     thread has counts of its own, and they are added up when they are read.
@@ -61,19 +69,19 @@ class Counters:
         self._lost: dict[int, list[Span]] = {}
 
     def add(self, name: str, n: int = 1) -> None:
-        """Count ``n`` more of ``name``."""
+        """Raise the counter ``name`` by ``n``."""
         key = (name, get_ident())
         self._counts[key] = self._counts.get(key, 0) + n
 
     def warn(self, name: str, message: str, n: int = 1) -> None:
-        """Count, and log ``message`` the first time only."""
+        """Raise the counter ``name`` by ``n``, and log ``message`` the first time only."""
         self.add(name, n)
         if name not in self._warned:
             self._warned.add(name)
             log_message(logging.WARNING, "%s (further ones are counted as %r, not logged)", redacted(message), name)
 
     def lose(self, step: int | None) -> None:
-        """Note that a row, or what else belonged to ``step``, is lost."""
+        """Note that a row of ``step`` is lost; None: its step is not known."""
         spans = self._lost.setdefault(get_ident(), [])
         if step is None:
             return
@@ -87,7 +95,7 @@ class Counters:
             last.first, last.last, last.rows = min(last.first, step), max(last.last, step), last.rows + 1
 
     def lost(self) -> list[Span]:
-        """Steps of which rows were lost, in order."""
+        """Return the ranges of steps in which rows were lost, in order."""
         return sorted(
             (Span(s.first, s.last, s.rows) for of in self._lost.copy().values() for s in list(of)), key=_first
         )
@@ -96,7 +104,7 @@ class Counters:
         return sum(n for (counted, _), n in self._counts.copy().items() if counted == name)
 
     def snapshot(self) -> Mapping[str, int]:
-        """All counters now."""
+        """Return name -> present count, for all counters."""
         total: Counter[str] = Counter()
         for (name, _), n in self._counts.copy().items():
             total[name] += n
@@ -113,7 +121,7 @@ class Counters:
 
 
 class ShedKind(StrEnum):
-    """Kinds of what is given up, first to last."""
+    """Kinds of data that are dropped when space is short, in the order in which they are."""
 
     TOKENS = "token records"
     COMPLETIONS = "completions"
@@ -122,25 +130,25 @@ class ShedKind(StrEnum):
 
 
 NEARLY = 0.6
-"""Share of the budget from which on anything is given up."""
+"""Used share of the space from which on anything is dropped."""
 REFUSED_FROM = {ShedKind.TOKENS: NEARLY, ShedKind.COMPLETIONS: 0.65, ShedKind.SYSTEM: 0.75, ShedKind.ROWS: 0.8}
-"""Share of the budget from which on no more of a kind is taken."""
+"""Used share of the space from which on no more of a kind is accepted."""
 EVICTED_FROM = 0.7
-"""Share of the budget from which on tokens, then completions, that were taken already are removed."""
+"""Used share of the space from which on tokens, then completions, that were accepted already are removed."""
 THINNEST = 6
-"""Power of two: while there is any room, at least one step in 64 keeps its row."""
+"""Power of two: while there is any space, at least one step in 64 keeps its row."""
 TOLD_EVERY_S = 60.0
-"""Seconds between two events that report what was given up."""
+"""Seconds between two events that report dropped data."""
 SYSTEM = (
     "system/", "sys/", "perf/", "timing/", "timing_s/", "timing_per_token_ms/", "time/", "profiling/", "engine/",
     "vllm/", "vllm:", "sglang/", "sglang:", "gpu/", "gpu.", "cpu/", "memory/", "nccl/", "ray/", "throughput",
 )  # fmt: skip
-"""Beginnings of names of series about machines and engines, which no judgement of training needs."""
+"""Beginnings of names of series about machines and engines, which are not needed to judge a training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Items given up at one step."""
+    """Number of items of one kind that were dropped at one step."""
 
     kind: ShedKind
     n: int
@@ -148,7 +156,10 @@ class Given:
 
 
 class Shedding:
-    """The door of a run whose room is nearly spent. :meth:`less` is called by threads that log, and takes no lock."""
+    """Decides which data of a run are dropped while its space is nearly used up, and counts them.
+
+    It is called by threads that log, and takes no lock. ``counters``: counters of the run.
+    """
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -157,14 +168,17 @@ class Shedding:
         self._reported_at = -math.inf
 
     def takes(self, batch: SpikeBatch | CompletionBatch, filled: float) -> bool:
-        """Return True if the batch is accepted; ``filled``: share of the room that is taken."""
+        """Return whether the batch is accepted; otherwise count it as dropped. ``filled``: used share of the space."""
         if filled < REFUSED_FROM[_kind(batch)]:
             return True
         self.give_up(batch)
         return False
 
     def cut(self, step: int, metrics: dict[str, Any], filled: float) -> bool:
-        """Return True if the row of ``step`` is accepted; removes the machine's metrics from ``metrics`` first."""
+        """Return whether the row of ``step`` is accepted; metrics of the machine are removed from ``metrics`` first.
+
+        ``filled``: used share of the space.
+        """
         if filled < REFUSED_FROM[ShedKind.SYSTEM]:
             return True
         machine = [name for name in metrics if type(name) is str and name.startswith(SYSTEM)]
@@ -183,7 +197,7 @@ class Shedding:
         return False
 
     def _is_due(self, step: int, filled: float) -> bool:
-        """Return True for one in 2, 4, 8... steps, the fewer the less room there is; for all rows of such a step."""
+        """Return True for all rows of one in 2, 4, 8... steps: the less space, the fewer."""
         if step != self._step:
             self._step, self._steps = step, self._steps + 1
         spent = (filled - REFUSED_FROM[ShedKind.ROWS]) / (1.0 - REFUSED_FROM[ShedKind.ROWS])
@@ -191,7 +205,7 @@ class Shedding:
         return self._steps % every == 0
 
     def give_up(self, batch: SpikeBatch | CompletionBatch) -> None:
-        """Count what is lost with the batch."""
+        """Count the contents of a batch as dropped."""
         self._note(_kind(batch), len(batch), batch.step)
 
     def _note(self, kind: ShedKind, n: int, step: int) -> None:
@@ -199,9 +213,10 @@ class Shedding:
         self._counters.warn("shed", f"the room for what the store does not take is nearly spent: {kind} are shed", n)
 
     def tell(self, now: float, why: str, *, last: bool = False) -> list[Event]:
-        """Return events on what was given up since the last call that reported; none before its time, unless ``last``.
+        """Return events that report what was dropped since the last report; none within a minute of it, unless
+        ``last``.
 
-        ``now``: seconds of a clock that only goes forward.
+        ``now``: seconds of a clock that only goes forward. ``why``: the reason, for the events.
         """
         if not self._given or (now - self._reported_at < TOLD_EVERY_S and not last):
             return []

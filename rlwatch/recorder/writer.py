@@ -1,11 +1,11 @@
-"""The writer thread: drains the queue in small intervals and hands batches to the sinks, the store first.
+"""The writer thread: drains the queue at short intervals and passes batches to the sinks, the store first.
 
-* Order of arrival is kept; every record and event gets the next ``seq``.
-* A step that awaits the shares of other ranks holds back what was queued after it; the sinks go on ticking.
-* A sink that raises is counted and warned of once; the others still get the batch. Nothing ends the thread.
-* What was stored goes on to the judge, which has a thread of its own: storing never waits for it. What it finds comes
+* Order of arrival is kept; every row and event gets the next ``seq``, its position in the run's stream.
+* A step that awaits the measurements of other ranks holds back items queued after it; the sinks still tick.
+* A sink that raises is counted and warned of once; the other sinks still get the batch. Nothing ends the thread.
+* Stored rows are passed to the judge, which has a thread of its own: storing never waits for it. Its findings come
   back here to be stored, because one thread writes.
-* If a record holds layer norms, statistics of the layers are added to it; they are learnt anew in each process.
+* If a row has layer norms, statistics of the layers are added to it; they are learnt anew in each process.
 * ``flush`` and ``stop`` wait until a deadline, never longer; the thread is a daemon.
 
 A process killed without warning (SIGKILL) loses nothing of plain numbers, events, spikes and completions: they are in
@@ -40,19 +40,20 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT = 1000
 READ_AHEAD = 10 * BATCH_LIMIT
-"""Items that are read of the journal at once: as many as may wait in the queue."""
+"""Number of items that are read from the journal at once: as many as may wait in the queue."""
 FOUND_STORED_S = 2.0
-"""Longest the judge waits for what it found to be stored before it goes on, in seconds."""
+"""Largest number of seconds that the judge waits for its findings to be stored before it continues."""
 LEAVE_FAILING = 0.6
-"""Share of a deadline after which judging is left to the next process if the store takes nothing. The rest is for
-saving what can be saved, and for reporting what cannot.
+"""Share of a deadline after which judging is left to the next process if the store accepts nothing.
+
+The rest of the time is for saving what can be saved, and for reporting what cannot.
 """
 MOST_NOTED = 8
-"""Events of what was shed that are noted in the room for the end."""
+"""Largest number of events about dropped data that are noted in the space reserved for the end."""
 FORECASTS_WAITING = 16
-"""Batches of forecasts that may wait to be stored while the judge goes on."""
+"""Number of batches of forecasts that may wait to be stored while the judge continues."""
 CALM_ROUNDS = 100
-"""Rounds after which no thread is about to queue entries that were taken from the journal already."""
+"""Number of rounds after which no thread is about to queue entries that were read from the journal already."""
 _REPORTED = (
     "dropped",
     "errors",
@@ -66,32 +67,32 @@ _REPORTED = (
 
 
 class Judge(Protocol):
-    """Judges what was stored, in a thread of its own."""
+    """Interface of the part that judges stored rows on a thread of its own."""
 
     @property
     def done(self) -> bool:
-        """True once all that was handed over is judged."""
+        """True once all rows that were passed to it are judged."""
         ...
 
     def take(self, batch: Sequence[Item]) -> None:
-        """Take over what was given to the store. Never waits."""
+        """Take rows and events that were stored. Never waits."""
         ...
 
     def hurry(self) -> None:
-        """Rest no more: the end is near. Takes no lock and never raises."""
+        """Stop resting, because the run is ending. Takes no lock and never raises."""
         ...
 
     def end(self) -> None:
-        """Judge what is left, the last step too, then stop. Returns at once."""
+        """Judge the remaining rows, the last step included, then stop. Returns at once."""
         ...
 
     def abandon(self) -> None:
-        """Stop as soon as possible, and leave the rest to the next process that opens the run."""
+        """Stop as soon as possible, and leave the remaining rows to the next process that opens the run."""
         ...
 
     @property
     def ended(self) -> bool:
-        """True once it has stopped."""
+        """True once the judge has stopped."""
         ...
 
 
@@ -101,14 +102,16 @@ def _done(call: Callable[..., object], *args: object) -> bool:
 
 
 class RecordStamps:
-    """Completes what was logged to records: ``seq``, attempt, rank, counters, other metrics, layer statistics.
+    """Completes logged items to records: position ``seq``, attempt, rank, counters, other metrics, layer statistics.
 
     Parameters
     ----------
     attempt, rank, last_seq
-        Stamped onto records; ``seq`` continues from ``last_seq``.
+        Process of the run and rank that records carry; positions ``seq`` continue from ``last_seq``.
+    counters
+        Counters of losses, which are added to rows when they change.
     other_metrics
-        Returns other metrics known by now; the record's own go before them.
+        Returns other metrics known by now; a row's own metrics take precedence.
     guard
         Calls a function and catches its exception.
     """
@@ -133,7 +136,7 @@ class RecordStamps:
         self._layers: DerivedLayers | None = None
 
     def stamp(self, item: Item, batch: list[Item]) -> None:
-        """Add the completed item to ``batch``."""
+        """Complete ``item`` to a record and add it to ``batch``."""
         if isinstance(item, SpikeBatch | CompletionBatch):
             batch.append(replace(item, attempt=self.attempt, rank=self.rank or item.rank))
             return
@@ -167,17 +170,18 @@ class RecordStamps:
 
 
 def has_layers(names: tuple[str, ...]) -> bool:
-    """Return True if any of the metrics is the norm of a layer."""
+    """Return True if any of the metric names is the gradient norm of a layer."""
     from rlwatch.layers import layer_norms
 
     return bool(layer_norms(dict.fromkeys(names, 1.0)))
 
 
 class SpilledItems:
-    """Items that only the journal holds because the queue was full: read back in order, each once.
+    """Items that only the journal has because the queue was full; they are read back in order, each once.
 
-    ``reread`` holds the numbers of those that were read back, ``ahead`` those that were read and not yet taken.
-    ``calm`` counts rounds since the queue last overflowed; ``refusals`` is the journal's count when it last made room.
+    ``reread`` has the numbers of those that were read back, ``ahead`` those that were read and not yet taken. ``calm``
+    counts rounds since the queue last overflowed; ``refusals`` is the journal's count of refused items when it last
+    dropped some.
     """
 
     def __init__(self, intake: Intake) -> None:
@@ -189,7 +193,8 @@ class SpilledItems:
         self._given_up: list[int] = []
 
     def next(self, batch: Sequence[int], waiting: Sequence[int], most: int) -> list[tuple[int, Item]]:
-        """Return up to ``most`` further items, without those of this ``batch`` and those ``waiting`` to be stored.
+        """Return up to ``most`` further items with their numbers, without those of this ``batch`` and those
+        ``waiting`` to be stored.
 
         Each read of a file starts at its first row, so it reads many rounds ahead.
         """
@@ -206,11 +211,13 @@ class SpilledItems:
             self.reread.clear()
 
     def given_up(self, numbers: Iterable[int]) -> None:
-        """Note items that were removed from the journal to make room."""
+        """Note the numbers of items that were removed from the journal to free space."""
         self._given_up = sorted({*self._given_up, *numbers})
 
     def with_given_up(self, numbers: list[int]) -> list[int]:
-        """Return the numbers to settle with a batch: its own, and before them those given up whose turn has come."""
+        """Return the numbers to settle with a batch: its own, and before them those of removed items whose turn has
+        come.
+        """
         if not numbers or not self._given_up:
             return numbers
         passed = bisect_left(self._given_up, max(numbers))
@@ -219,7 +226,7 @@ class SpilledItems:
 
 
 class FoundItems:
-    """Findings and forecasts of the judge, and how far it came, on their way to the store in the writer's thread."""
+    """Findings and forecasts of the judge, and its position, on their way to the store in the writer's thread."""
 
     def __init__(self) -> None:
         self._waiting: deque[Sequence[Storable] | tuple[int, Checkpoint | None]] = deque()
@@ -228,17 +235,21 @@ class FoundItems:
         """Number of the last batch that was given to the store."""
 
     def put(self, found: Sequence[Storable]) -> int:
-        """Queue a batch; return its number."""
+        """Queue a batch of findings or forecasts; return its number."""
         number = next(self._numbers)
         self._waiting.append(found)
         return number
 
     def put_progress(self, seq: int, checkpoint: Checkpoint | None) -> None:
-        """Queue how far the run is judged, behind what was found so far."""
+        """Queue the position ``seq`` up to which the run is judged, behind all findings so far, and perhaps a
+        checkpoint.
+        """
         self._waiting.append((seq, checkpoint))
 
     def hand_over(self, store: StoreSink | None, guard: Callable[..., bool]) -> None:
-        """Give all that waits to the store, in order."""
+        """Pass all queued batches and positions to ``store``, in order; ``guard`` calls a function and catches its
+        exception.
+        """
         while self._waiting:
             found = self._waiting.popleft()
             if isinstance(found, tuple):
@@ -252,9 +263,9 @@ class FoundItems:
 
 @dataclass(frozen=True, slots=True)
 class StopDeadlines:
-    """Times (``time.monotonic``) at which a stopping writer gives up what it waits for.
+    """Times (seconds of ``time.monotonic``) at which a stopping writer ends its waits.
 
-    ``hurry_at``: other ranks; ``leave_at``, ``enough_at``: the judge, while the store refuses and otherwise.
+    ``hurry_at``: for other ranks. ``leave_at``: for the judge while the store refuses; ``enough_at``: otherwise.
     """
 
     hurry_at: float = float("inf")
@@ -263,13 +274,13 @@ class StopDeadlines:
 
     @classmethod
     def within(cls, deadline_s: float) -> StopDeadlines:
-        """Divide the seconds until the deadline."""
+        """Return the deadlines for a stop that may take ``deadline_s`` seconds from now."""
         now = time.monotonic()
         return cls(now + deadline_s / 2, now + LEAVE_FAILING * deadline_s, now + 0.9 * deadline_s)
 
 
 class Writer:
-    """Runs the writer thread.
+    """The writer thread of a run: it numbers records, has them stored, and passes them to the judge.
 
     Parameters
     ----------
@@ -277,14 +288,17 @@ class Writer:
         Queue of the training thread, or the run's intake, which has one.
     sinks
         Receivers of batches, in this order.
+    counters
+        Counts errors and lost records.
     judge
-        Receives batches after the sinks.
-    attempt, last_seq
-        Stamped onto records; ``seq`` continues from ``last_seq``.
-    other_metrics
-        Returns other metrics known by now; they go with the next record, under names that it does not have itself.
+        Receives batches after the sinks; None: no judge.
+    attempt, rank, last_seq
+        Process of the run and rank that records carry; positions ``seq`` continue from ``last_seq``.
     interval
-        Seconds between two looks at the queue.
+        Seconds between two reads of the queue.
+    other_metrics
+        Returns other metrics known by now; they are added to the next row, under names that the row does not have
+        itself.
     """
 
     def __init__(
@@ -326,9 +340,9 @@ class Writer:
         self._thread.start()
 
     def keep(self, found: Sequence[Storable]) -> None:
-        """Have what the judge found stored, and wait until it is, unless the store cannot be written now.
+        """Have findings of the judge stored, and wait until they are, unless the store cannot be written now.
 
-        Forecasts alone are not waited for: a few batches of them may be on their way while judging goes on.
+        Forecasts alone are not waited for: a few batches of them may wait while judging continues.
         """
         number, end = self._found.put(found), time.monotonic() + FOUND_STORED_S
         if all(isinstance(item, ForecastRecord) for item in found):
@@ -340,19 +354,25 @@ class Writer:
             time.sleep(0.002)
 
     def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
-        """Note how far the run is judged, after everything that was found so far: never before it is stored."""
+        """Store the position up to which the run is judged, after all findings so far: never before they are stored.
+
+        ``checkpoint``: state of the judge at this position; None: none.
+        """
         self._found.put_progress(seq, checkpoint)
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until what is queued now is stored and judged; False when the deadline passed."""
+        """Wait until what is queued now is stored and judged; return False if ``deadline_s`` seconds
+        were not enough.
+        """
         end = time.monotonic() + deadline_s
         return self._cleared_by(end) and self._judged_by(end) and self._cleared_by(end)
 
     def stop(self, deadline_s: float, ending: Callable[[], object] | None = None) -> bool:
-        """Drain, judge, close the sinks, call ``ending`` and end the thread; False when the deadline passed first.
+        """Store and judge everything, close the sinks, call ``ending`` and end the thread; False if the deadline
+        passed first.
 
-        For half of it other ranks may still be waited for; a tenth of it is kept from the judge, for storing what it
-        found. Safe in a signal handler: it takes no lock that an interrupted thread could hold.
+        For half of ``deadline_s`` seconds other ranks may still be waited for; a tenth of it is kept from the judge,
+        for storing its findings. Safe in a signal handler: it takes no lock that an interrupted thread could hold.
         """
         self._deadlines = StopDeadlines.within(deadline_s)
         self._ending = ending or self._ending
@@ -366,12 +386,12 @@ class Writer:
 
     @property
     def ended(self) -> bool:
-        """True once all that could be done was done."""
+        """True once the thread has done all it could and ended."""
         return self._ended
 
     @property
     def judged_all(self) -> bool:
-        """True where the judge, if there is one, came to the end of what was recorded."""
+        """True if the judge, if there is one, came to the end of what was recorded."""
         return self.judge is None or not self._gave_up
 
     def _cleared_by(self, end: float) -> bool:
@@ -450,7 +470,7 @@ class Writer:
         self.cpu_seconds = time.thread_time()
 
     def _make_room(self) -> None:
-        """Tend the journal; while it is too full, give up tokens that it holds, then completions."""
+        """Tend the journal; while it is too full, drop tokens that it has, then completions."""
         journal, shedding = self._intake.journal, self._intake.shedding
         if journal is None:
             return
@@ -468,7 +488,7 @@ class Writer:
             self._intake.put(replace(event, ts=time.time()))
 
     def unkept(self) -> list[int]:
-        """Steps of the rows that wait and are in no journal: lost, if the process ends now."""
+        """Return the steps of the rows that wait and are in no journal: they are lost if the process ends now."""
         waiting = [
             queued for queued in (*self._held, *self._queue.waiting()) if isinstance(queued, QueuedCall | Awaited)
         ]
@@ -476,7 +496,7 @@ class Writer:
         return steps + ([] if self._store is None else [row.step for row in self._store.unkept()])
 
     def give_up_unkept(self) -> None:
-        """Count the rows that are lost if the process ends now, and note them in the room kept for the end."""
+        """Count the rows that are lost if the process ends now, and note them in the space reserved for the end."""
         steps = self.unkept()
         for step in steps:
             self._counters.lose(step)
@@ -488,14 +508,14 @@ class Writer:
 
     @property
     def trouble(self) -> str:
-        """Reason that the store last took nothing; empty where there was none."""
+        """Reason why the store last refused a batch; empty if it never did."""
         return "" if self._store is None else self._store.trouble
 
     def _trouble(self) -> str:
         return f" ({self._store.trouble})" if self._store is not None and self._store.trouble else ""
 
     def _shed(self, held: Sequence[tuple[int, Item]]) -> None:
-        """Count entries that the journal gave up as lost, unless they also wait in memory."""
+        """Count entries that the journal dropped as lost, unless they also wait in memory."""
         queued = {q.number for q in (*self._held, *self._queue.waiting()) if isinstance(q, QueuedCall | Numbered)}
         queued.update(number for number, _ in self._spilled.ahead)
         waiting = queued.union(() if self._store is None else self._store.waiting)
@@ -506,7 +526,7 @@ class Writer:
         self._spilled.given_up(number for number, _ in lost)
 
     def _hand_over(self, batch: list[Item], numbers: list[int]) -> None:
-        """Hand a batch to the sinks, then to the judge; ``numbers``: those of its entries in the journal."""
+        """Pass a batch to the sinks, then to the judge; ``numbers``: those of its entries in the journal."""
         numbers = self._spilled.with_given_up(numbers)
         for sink in self._sinks:
             if sink is self._store and (batch or numbers):
@@ -519,7 +539,9 @@ class Writer:
             self._guard(self.judge.take, [item for item in batch if id(item) not in lost] if lost else batch)
 
     def _catch_up(self, batch: list[Item], numbers: list[int], most: int) -> None:
-        """Take from the journal ``most`` of what did not fit into the queue, in the order it was logged."""
+        """Read from the journal up to ``most`` entries that did not fit into the queue, in the order in which they
+        were logged.
+        """
         waiting = () if self._store is None else self._store.waiting
         left = self._spilled.next(numbers, waiting, most)
         if not left:
@@ -550,7 +572,9 @@ class Writer:
         return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._deadlines.hurry_at)
 
     def _guard_item(self, queued: Waiting, batch: list[Item], numbers: list[int]) -> None:
-        """Turn what was queued into stamped records at the end of ``batch``; what cannot be is a counted loss."""
+        """Turn a queued item into numbered records at the end of ``batch``; one that cannot be read is
+        a counted loss.
+        """
         number = queued.number if isinstance(queued, QueuedCall | Numbered) else 0
         if number and number in self._spilled.reread:
             return
@@ -594,8 +618,9 @@ class Writer:
         number: int,
         numbers: list[int],
     ) -> bool:
-        """Have ``what`` put at the end of ``batch`` and its number noted, or neither, also where memory runs out: a row
-        whose number is missing would come once more, from the journal.
+        """Put an item at the end of ``batch`` and note its number, or do neither, also where memory runs out.
+
+        A row whose number is missing would come once more, from the journal.
         """
         before, noted = len(batch), len(numbers)
         taken = self._guard(numbers.append, number) if number else True
@@ -621,21 +646,34 @@ class Writer:
 
 HEARTBEAT_S = 5.0
 LASTS_S = 1.0
-"""A stage that has lasted so long is written at once, in seconds, so that it is known if the process is killed."""
+"""A stage that has lasted for so many seconds is written at once, so that it is known if the process is killed."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.25, 5.0
-"""Pauses between two tries to write to a store that refuses, in seconds: each is twice the last, less up to three
-tenths, so that trainers that were refused together do not all come back together."""
+"""Seconds between two attempts to write to a store that refuses: first and longest pause.
+
+Each pause is twice the last, less up to three tenths, so that trainers that were refused together do not all come back
+together.
+"""
 _LATER = (StoreError, OSError, MemoryError)
 """Errors that may be temporary: the same call is made again."""
 
 
 class StoreSink:
-    """Writes batches; keeps what could not be written (up to ``max_backlog`` items) and tries again, in order, ever
-    less often while the store refuses.
+    """Sink that writes a run's batches to its store, and keeps up to ``max_backlog`` items while the store refuses.
 
-    A batch is written whole or not at all. When the backlog is full the newest items are dropped and
-    counted as ``dropped``; so is an item that no store can hold, whatever came with it. ``stage`` gives what the
-    process does, and since when (Unix seconds): it goes with the heartbeat, at once where it lasts for a second.
+    It tries again, in order, ever less often. A batch is written completely or not at all. When the backlog is full the
+    newest items are dropped and counted as ``dropped``; so is an item that no store can hold.
+
+    Parameters
+    ----------
+    writer
+        Writer of the run in the store.
+    counters, clock
+        Counts dropped items; the clock.
+    max_backlog
+        Largest number of items that wait.
+    stage
+        Returns the stage of the process and its beginning (Unix seconds). It is stored with the heartbeat, at once if
+        the stage has lasted for a second.
     """
 
     def __init__(
@@ -664,27 +702,31 @@ class StoreSink:
 
     @property
     def failing(self) -> bool:
-        """True while something waits because it could not be written."""
+        """True while items wait because the store refused them."""
         return bool(self._backlog)
 
     @property
     def room(self) -> int:
-        """Number of items that it takes now; beyond that they are kept better elsewhere."""
+        """Number of items that can be taken now without dropping any."""
         return max(0, self._max_backlog - len(self._backlog))
 
     @property
     def waiting(self) -> Sequence[int]:
-        """Numbers in the journal of what was taken and is not stored yet."""
+        """Numbers in the journal of the items that were taken and are not stored yet."""
         return self._journaled
 
     def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
-        """Note with the next write how far the run is judged; what was found so far was given before."""
+        """Store with the next write the position up to which the run is judged; all findings so far were passed before.
+
+        ``checkpoint``: state of the judge at this position; None: none.
+        """
         self._judged, self._checkpoint = seq, checkpoint or self._checkpoint
 
     def write(self, batch: Sequence[Storable], numbers: Sequence[int] = ()) -> None:
-        """Store the batch, after anything still waiting; ``numbers``: under which the journal has what it holds.
+        """Store the batch, after any items still waiting.
 
-        They are noted once the batch is kept here: what got lost before that is still in the journal.
+        ``numbers``: those under which the journal has items of the batch. They are noted once the batch is kept here:
+        items that got lost before that are still in the journal.
         """
         room = self.room
         backlog, journaled = [*self._backlog, *batch[:room]], [*self._journaled, *numbers]
@@ -695,17 +737,17 @@ class StoreSink:
         self._drain_if_due()
 
     def lost(self) -> list[Storable]:
-        """Items dropped since the last call, because they cannot be stored."""
+        """Return the items that were dropped since the last call, because they cannot be stored."""
         lost, self._lost = self._lost, []
         return lost
 
     def found(self, found: Sequence[Storable]) -> None:
-        """Store what was found, which is little and never dropped, after anything still waiting."""
+        """Store findings and forecasts, which are few and never dropped, after any items still waiting."""
         self._backlog.extend(found)
         self._drain_if_due()
 
     def tick(self) -> None:
-        """Retry the backlog, note how far the run is judged, and store a heartbeat when it is due."""
+        """Retry waiting items, store the position of the judge, and store a heartbeat when it is due."""
         if self._backlog or self._journaled or self._judged is not None:
             self._drain_if_due()
         now, (stage, since) = self._clock.monotonic(), self._stage()
@@ -715,7 +757,9 @@ class StoreSink:
             self._writer.heartbeat(self._clock.now(), stage, since)
 
     def close(self) -> None:
-        """One last try; what still cannot be written, and is not in the journal, is dropped and counted."""
+        """Try once more to store waiting items; those that cannot be written, and are not in the journal, are counted
+        as lost.
+        """
         if self._backlog or self._journaled or self._judged is not None:
             self._drain()
         if not self._backlog:
@@ -733,7 +777,7 @@ class StoreSink:
         self._store_lost(rows, judged=not kept)
 
     def unkept(self) -> list[StepRecord]:
-        """Rows that wait here and are in no journal."""
+        """Return the rows that wait here and are in no journal."""
         rows, journal = [item for item in self._backlog if isinstance(item, StepRecord)], self._writer.journal
         if not rows or not self._journaled or journal is None:
             return rows
@@ -747,7 +791,7 @@ class StoreSink:
         return lost
 
     def _store_lost(self, rows: Sequence[StepRecord], *, judged: bool) -> None:
-        """Store findings, and an event that lists lost rows, in the room reserved for them."""
+        """Store findings, and an event that lists lost rows, in the space reserved for them."""
         journal = self._writer.journal
         if journal is not None:
             journal.make_room()
@@ -771,9 +815,10 @@ class StoreSink:
         return Event(SHED, last, body, self._clock.now())
 
     def note_lost(self, steps: Sequence[int], events: Sequence[Event] = ()) -> None:
-        """Note that rows of these steps are lost, because the process has no time to try the store again.
+        """Note in the journal that rows of these steps are lost, because the process has no time to try the store
+        again.
 
-        Also notes what was shed before, from those of ``events`` that are in no journal.
+        Also notes which data were dropped before, from those of ``events`` that are in no journal.
         """
         journal = self._writer.journal
         if journal is None or not self.failing:
@@ -790,7 +835,9 @@ class StoreSink:
                 self._counters.lose(item.step)
 
     def _kept(self) -> int:
-        """Count of what waits here and is in the journal still: with the run's directory that may be gone, too."""
+        """Return the number of items that wait here and are still in the journal, which may be gone with the run's
+        directory.
+        """
         journal = self._writer.journal
         if not self._backlog or not self._journaled or journal is None:
             return 0
@@ -798,7 +845,7 @@ class StoreSink:
         return sum(number in waiting for number, _ in journal.missing())
 
     def _drain_if_due(self) -> None:
-        """Write what waits, unless the store refused just now."""
+        """Write waiting items, unless the store refused just now."""
         if self._clock.monotonic() >= self._retry_due:
             self._drain()
 
