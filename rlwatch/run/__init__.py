@@ -1,4 +1,6 @@
-"""The facade of the trainer side: :func:`init` begins a run, :class:`Run` is how a loop holds it."""
+"""Entry points of the training side: :func:`init` begins a run, and a training loop logs to the :class:`Run` it
+returns.
+"""
 
 from rlwatch.run.run import Run
 from rlwatch.run.setup import init

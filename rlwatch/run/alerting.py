@@ -1,4 +1,4 @@
-"""Alerting of a live run: its rules and channels, the log of its process, and its automatic actions."""
+"""Alerting of a live run: its rules and channels, the log of its own process, and its automatic actions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,22 @@ _logged_once: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """Rules and channels of a run; without channels, alerts are only recorded and logged.
+    """Alerting of a run: its rules, notification channels and permitted actions.
 
-    ``map``: role -> names of metrics that have it, from ``[map]`` of the configuration.
+    Parameters
+    ----------
+    policy
+        Alert rules and their settings.
+    notifiers
+        Name -> notification channel; without any, alerts are only recorded and logged.
+    dashboard_url
+        Address of the dashboard, for links in messages; empty: none.
+    actions
+        Commands that may be sent without a user.
+    rescue
+        Permission to save a failing run; None: not permitted.
+    map
+        Role -> names of the metrics that have it, from ``[map]`` of the configuration.
     """
 
     policy: AlertingConfig = field(default_factory=AlertingConfig)
@@ -49,11 +62,13 @@ class Alerting:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules to judge by."""
+        """Alert rules of the run."""
         return self.policy.rules
 
     def with_forecast(self, wanted: bool | None) -> Alerting:
-        """Return a copy with forecasting on or off; None: unchanged. Raises ``ConfigError`` if it is not a bool."""
+        """Return a copy with forecasting on or off; ``wanted`` None: unchanged. Raises ``ConfigError`` if it is not a
+        bool.
+        """
         if wanted is None:
             return self
         if not isinstance(wanted, bool):
@@ -63,15 +78,19 @@ class Alerting:
     def dispatcher(
         self, store: Store, *, clock: Clock | None = None, live: Callable[[RunInfo], bool] = lambda _: True
     ) -> Dispatcher:
-        """Return a dispatcher for the alerts of the store's runs; it also queues messages for channels that only
-        another process has.
+        """Return a dispatcher, which writes messages about alerts of the store's runs into the outbox.
+
+        It also queues messages for channels that only another process has. ``live`` returns whether a run is alive.
         """
         from rlwatch.alerts.dispatch import Dispatcher  # with all of diagnosis: the judge\'s thread loads it
 
         return Dispatcher(store, self.policy, dashboard_url=self.dashboard_url, clock=clock, live=live)
 
     def start(self, store: Store, failed: Callable[[BaseException], object] | None = None) -> DeliveryThread | None:
-        """Begin to deliver the store's outbox, if there is a channel; ``failed`` is called with each error."""
+        """Start the thread that sends the store's queued messages, and return it; None if there is no channel.
+
+        ``failed`` is called with each error of the thread.
+        """
         if not self.notifiers:
             return None
         from rlwatch.alerts.outbox import DeliveryThread
@@ -88,7 +107,18 @@ def alerting_for(
     rules: Sequence[Rule] | None,
     store: Store,
 ) -> Alerting:
-    """Return the alerting from the arguments, ``rlwatch.toml`` and the environment, in this order of precedence.
+    """Return how a run alerts, from the arguments, ``rlwatch.toml`` and the environment, in this order of precedence.
+
+    Parameters
+    ----------
+    config_file
+        Configuration file; None: the one that is found.
+    webhook_url
+        Address of a webhook; None: from the configuration or ``RLWATCH_WEBHOOK_URL``.
+    rules
+        Alert rules that replace all others; None: those of the configuration.
+    store
+        Store of the run: a file inside it is data and no configuration.
 
     Raises
     ------
@@ -116,7 +146,10 @@ def _warn_once(text: str) -> None:
 
 
 def rescue_of(config: Config) -> RescuePolicy | None:
-    """Return the rescue that the file permits. Raises ``ConfigError`` with the file and the error."""
+    """Return the permission to save a failing run that the configuration gives; None without one.
+
+    Raises ``ConfigError`` with the file and the error.
+    """
     try:
         return next((RescuePolicy(**table) for table in config.rescue), None)
     except ConfigError as error:
@@ -124,7 +157,9 @@ def rescue_of(config: Config) -> RescuePolicy | None:
 
 
 def actions_of(config: Config) -> tuple[PermittedAction, ...]:
-    """Return the actions that the file permits. Raises ``ConfigError`` with the file and the error."""
+    """Return the commands that the configuration permits without a user. Raises ``ConfigError`` with the file and the
+    error.
+    """
     try:
         actions = tuple(PermittedAction(**table) for table in config.actions)
     except ConfigError as error:
@@ -140,7 +175,7 @@ def actions_of(config: Config) -> tuple[PermittedAction, ...]:
 
 
 class OwnLog:
-    """Listener of a run that logs alerts at once, regardless of quiet hours and channels.
+    """Listener of a run that logs its alerts in the run's own process at once, regardless of quiet hours and channels.
 
     Inhibited and silenced alerts are held back; one line gives their number and the reason. They are logged as soon as
     nothing holds them back, if they still fire then; messages, in contrast, wait some time longer. The end of an alert
@@ -148,8 +183,12 @@ class OwnLog:
 
     Parameters
     ----------
+    policy
+        Alert rules and their settings.
+    run
+        The run.
     silences
-        Returns the silences; called only when there is an alert to log.
+        Returns the silences (periods without notifications); called only when there is an alert to log.
     """
 
     def __init__(self, policy: AlertingConfig, run: RunInfo, silences: Callable[[], Sequence[Silence]]) -> None:
@@ -161,7 +200,9 @@ class OwnLog:
         self._held: dict[str, Transition] = {}
 
     def __call__(self, outcome: MonitorOutcome) -> None:
-        """Log the changes, step by step: an alert that fires at a step may hold back others of that step."""
+        """Log the alerts that changed, step by step: an alert that fires at a step may hold back
+        others of that step.
+        """
         held_now = Counter[str]()
         for _, changed in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
             held_now += self._step(list(changed))
@@ -240,19 +281,28 @@ def _line_of(transition: Transition) -> str:
 # Actions: turn alerts into commands, and record each decision.
 
 ACTION_EVENT = "action"
-"""Kind of the events that record what a policy did, would have done, or refused to do, and why."""
+"""Kind of the events that record what an automatic action did, would have done, or was refused, and why."""
 ACTED_UPON = (AlertEvent.FIRING, AlertEvent.ESCALATED)
 
 Record = Callable[..., None]
-"""``Run.event``."""
+"""Type of ``Run.event``."""
 
 
 @dataclass(slots=True)
 class Acting:
-    """Listener of a run (:meth:`rlwatch.run.Run.listen`), on the writer thread, that sends the commands of ``actions``.
+    """Listener of a run (:meth:`rlwatch.run.Run.listen`) that sends the commands of permitted actions when alerts fire.
 
-    If the store is busy, the command waits for the next outcome. The reason that an action was refused is recorded once
-    for each alert, also if the alert worsens and the action is refused again.
+    It runs on the writer thread. If the store is busy, the command waits for the next call. The reason that an action
+    was refused is recorded once for each alert, also if the alert worsens and the action is refused again.
+
+    Parameters
+    ----------
+    actions
+        Commands that may be sent without a user.
+    store, run_id
+        Store of the commands, and id of the run.
+    record
+        Records an event of the run.
     """
 
     actions: Sequence[PermittedAction]
@@ -264,7 +314,7 @@ class Acting:
     _refused: set[tuple[str, str, str]] = field(default_factory=set)
 
     def __call__(self, outcome: MonitorOutcome) -> None:
-        """Take the findings and the alerts that changed."""
+        """Send, or refuse and record, the commands for alerts that fired or got worse."""
         fired = [t.alert for t in outcome.transitions if t.reason.event in ACTED_UPON]
         wishes = [(action, alert) for alert in fired for action in self.actions if action.concerns(alert)]
         wishes, self._waiting = [*self._waiting, *wishes], []

@@ -1,4 +1,4 @@
-"""Metrics of the rollout engines of a run, read from their Prometheus endpoints: vLLM and SGLang.
+"""Metrics of the rollout engines of a run (vLLM, SGLang), read from their Prometheus endpoints.
 
 Names as in vLLM 0.9 and later (the V1 engine; ``gpu_cache_usage_perc`` before) and SGLang with ``--enable-metrics``.
 Counters become rates between two readings; after a restart of an engine, one reading has no rate.
@@ -24,7 +24,7 @@ from rlwatch.redaction import redacted
 TIMEOUT_S = 3.0
 """Seconds to wait for the answer of an engine."""
 MOST_BYTES = 16 * 2**20
-"""Greatest size of an answer that is read, in bytes."""
+"""Largest size of an answer that is read, in bytes."""
 VARIABLE = "RLWATCH_ENGINES"
 """Comma-separated addresses of the engines; used if the code gives none."""
 
@@ -32,20 +32,20 @@ SUMS: Mapping[str, tuple[str, ...]] = {
     "engine/running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
     "engine/waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
 }
-"""Gauges that are summed over engines."""
+"""Metric -> names of gauges that are summed over engines."""
 MEANS: Mapping[str, tuple[str, ...]] = {
     "engine/kv_cache": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
     "engine/spec_accepted": ("sglang:spec_accept_rate",),
     "engine/prefix_hits": ("sglang:cache_hit_rate",),
 }
-"""Gauges that are averaged over engines."""
+"""Metric -> names of gauges that are averaged over engines."""
 RATES: Mapping[str, tuple[str, ...]] = {
     "engine/throughput": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
     "engine/prompt_throughput": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
     "engine/preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
     "engine/failed": ("sglang:num_aborted_requests_total",),
 }
-"""Counters that become rates."""
+"""Metric -> names of counters that become rates per second."""
 SHARES: Mapping[str, tuple[str, str]] = {
     "engine/spec_accepted": (
         "vllm:spec_decode_num_accepted_tokens_total",
@@ -53,7 +53,7 @@ SHARES: Mapping[str, tuple[str, str]] = {
     ),
     "engine/prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
 }
-"""Two counters, and what their growth is a share of."""
+"""Metric -> two counters; the metric is the growth of the first divided by that of the second."""
 ENDED, ENDED_BADLY = "vllm:request_success_total", ("abort", "error")
 """vLLM's counter of requests by the reason for which they ended, and the reasons that are failures."""
 
@@ -62,7 +62,9 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def addresses(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses of metrics; the default path is ``/metrics``. Raises ``ConfigError`` for an invalid one.
+    """Return the addresses of engines' metrics from a comma-separated text or a list; the default path is ``/metrics``.
+
+    Raises ``ConfigError`` for an invalid address.
 
     >>> addresses("http://localhost:8000, http://b:30000/metrics")
     ('http://localhost:8000/metrics', 'http://b:30000/metrics')
@@ -82,7 +84,7 @@ def addresses(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Engines:
-    """Reads the metrics of engines; each call of :meth:`read` returns present values, and rates since the last call.
+    """Reads the metrics of rollout engines: present values, and rates since the last reading.
 
     Parameters
     ----------
@@ -90,6 +92,7 @@ class Engines:
         Addresses of their metrics, as :func:`addresses` returns them.
     told
         Called with a message once for each engine that does not answer, and again after it has answered in between.
+        None: the message is logged.
 
     Raises
     ------
@@ -108,7 +111,7 @@ class Engines:
             raise MissingExtraError("prometheus_client", "system", "asking rollout engines") from None
 
     def read(self) -> dict[str, float]:
-        """Return the metrics of the table, by name, without those that no engine reports."""
+        """Read all engines and return metrics ``engine/...`` (name -> value), without those that no engine reports."""
         totals: defaultdict[str, float] = defaultdict(float)
         means: defaultdict[str, list[float]] = defaultdict(list)
         shares: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -163,7 +166,7 @@ class _Looked:
 
 @dataclass(slots=True)
 class _Engine:
-    """One endpoint, and its counters at the last reading."""
+    """One engine's endpoint, and its counters at the last reading."""
 
     url: str
     reported: bool = False
@@ -171,7 +174,7 @@ class _Engine:
     at: float = 0.0
 
     def looked(self, series: Series, now: float) -> _Looked:
-        """Convert one reading, and keep it for the rates of the next."""
+        """Convert one reading, and keep it for the rates of the next one."""
         before, seconds = self.before, now - self.at
         self.before, self.at = series, now
         values = defaultdict(list)
@@ -199,7 +202,7 @@ class _Engine:
 
 
 def _first(names: Iterable[str], there: Mapping[str, object]) -> list[str]:
-    """Return the value of the first of ``names`` that is present, if any."""
+    """Return the first of ``names`` that is present, as a list; empty if none is."""
     return [name for name in names if name in there][:1]
 
 

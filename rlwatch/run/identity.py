@@ -1,10 +1,8 @@
-"""Identity of a run: its id, and its origin, which is the code, command, packages and machine it is started with.
+"""Identity of a run: its id, and its origin (the code, command, packages and machine it is started with).
 
-The id is given, read from a file in the checkpoint directory, or generated.
-
-The origin is stored among the settings under :data:`~rlwatch.records.ORIGIN`, for each attempt, so that it is compared
-and searched like other settings. Values that are named or look like secrets are redacted. Of the environment only
-:data:`VARIABLES` are read.
+The id is given, read from a file in the checkpoint directory, or generated. The origin is stored among the settings
+under :data:`~rlwatch.records.ORIGIN`, for each attempt, so that it is compared and searched like other settings. Values
+that are named or look like secrets are redacted. Of the environment only :data:`VARIABLES` are read.
 """
 
 from __future__ import annotations
@@ -35,13 +33,16 @@ PACKAGES = (
     "sglang", "tensordict", "tokenizers", "torch", "torchtitan", "transformer-engine", "transformers", "triton", "trl",
     "unsloth", "verl", "vllm", "xformers",
 )  # fmt: skip
-"""Distributions whose versions decide how a training behaves."""
+"""Distributions whose versions influence how a training behaves."""
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "WORLD_SIZE")
 GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
 def origin() -> dict[str, JSON]:
-    """Return the origin of this process, as far as it can be determined."""
+    """Return where this process comes from: command, directory, code version, packages, machine, environment.
+
+    Parts that cannot be determined are left out. Secrets are redacted.
+    """
     directory = _directory()
     found: dict[str, JSON] = {
         "command": redacted(shlex.join(sys.orig_argv), most=MAX_TEXT),
@@ -59,7 +60,9 @@ def origin() -> dict[str, JSON]:
 
 @cache
 def git(directory: str) -> dict[str, str]:
-    """Return commit and branch of the code in a directory, and whether files differ; empty without git."""
+    """Return ``commit`` and ``branch`` of the code in a directory, and the number of ``changed_files``; empty without
+    git.
+    """
     commit = _answer("git", "-C", directory, "rev-parse", "HEAD")
     if not commit:
         return {}
@@ -71,14 +74,14 @@ def git(directory: str) -> dict[str, str]:
 
 @cache
 def gpus() -> str:
-    """Return the accelerators of the machine, grouped by kind."""
+    """Return the GPUs of the machine as text, grouped by kind: ``8 x NVIDIA H100 ...``; empty without nvidia-smi."""
     names = (_answer(*GPU) or "").splitlines()
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
 @cache
 def packages() -> dict[str, str]:
-    """Return the versions of those of :data:`PACKAGES` that are installed."""
+    """Return package -> version for those of :data:`PACKAGES` that are installed."""
     found = {}
     for name in PACKAGES:
         try:
@@ -122,14 +125,16 @@ RUN_ID_VARIABLE = "RLWATCH_RUN_ID"
 
 
 def choose_run_id(run_id: str | None, output_dir: str | os.PathLike[str] | None, project: str, resume: str) -> str:
-    """Return the run's id, from the first of: argument, ``RLWATCH_RUN_ID``, ``output_dir/rlwatch.json``, a new one.
+    """Return the id of the run that begins: ``run_id``, ``RLWATCH_RUN_ID``, the id in ``output_dir/rlwatch.json``, or
+    a new one.
 
-    ``resume="never"`` ignores the remembered id; ``"must"`` fails without a given or remembered one.
+    ``resume="never"`` ignores the id in ``output_dir``; ``"must"`` fails if a new one would be needed. ``project``
+    begins a new id.
 
     Raises
     ------
     ConfigError
-        If ``resume`` is unknown, a remembered id cannot be read, or ``"must"`` finds none.
+        If ``resume`` is unknown, the file cannot be read, or ``"must"`` finds no id.
     """
     if resume not in ("auto", "never", "must"):
         raise ConfigError(f"resume must be 'auto', 'never' or 'must', got {resume!r}")
@@ -144,7 +149,7 @@ def choose_run_id(run_id: str | None, output_dir: str | os.PathLike[str] | None,
 
 
 def remember_run_id(run_id: str, output_dir: str | os.PathLike[str]) -> None:
-    """Write the id to the checkpoint directory, atomically. Raises ``ConfigError`` if it cannot be written."""
+    """Write the run's id to ``output_dir/rlwatch.json``, atomically. Raises ``ConfigError`` if it cannot be written."""
     directory = Path(output_dir)
     temporary = directory / f"{REMEMBERED}.{os.getpid()}.tmp"
     try:
@@ -160,13 +165,15 @@ def remember_run_id(run_id: str, output_dir: str | os.PathLike[str]) -> None:
 
 
 def new_run_id(project: str) -> str:
-    """Return ``<project>-<utc time>-<random>``: it sorts by time and is safe as a directory name."""
+    """Return a new id ``<project>-<utc time>-<random>``, which sorts by time and is safe as a directory name."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in project).strip("._-")[:60]
     return f"{plain or 'run'}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 def remembered_run_id(output_dir: str | os.PathLike[str]) -> str | None:
-    """Return the id stored in ``output_dir``; None if there is none. Raises ``ConfigError`` if it cannot be read."""
+    """Return the run's id in ``output_dir/rlwatch.json``; None without a file. Raises ``ConfigError`` if it cannot be
+    read.
+    """
     path = Path(output_dir) / REMEMBERED
     if not path.exists():
         return None

@@ -1,10 +1,10 @@
-"""Metrics of the machine of a run, measured off the training thread: processors, memory, disks, networks, GPUs.
+"""Metrics of the machine of a run, measured outside the training thread: processors, memory, disks, networks, GPUs.
 
 A separate thread takes a sample every :data:`EVERY_S` seconds. The mean of the samples since the last row is added to
-the next row of the run, so that it has the same step and time; a rank other than 0 sends it with its share of a step.
-The training thread calls nothing here.
+the next row of the run, so that it has the same step and time; a rank other than 0 sends it with its measurements of a
+step. The training thread calls nothing here.
 
-The first rank of a machine measures the machine; the others measure only their process, and their GPU where
+The first rank of a machine measures the machine; the other ranks measure only their process, and their GPU where
 ``CUDA_VISIBLE_DEVICES`` assigns one.
 """
 
@@ -40,11 +40,14 @@ HELD_BACK = (
 )
 """Reasons for a reduced clock that mean a hardware problem: heat, or a failing power supply."""
 CAPPED = "nvmlClocksThrottleReasonSwPowerCap"
-"""Power limit of the card: normal under full load."""
+"""NVML's flag for the power limit of the card, which is normal under full load."""
 
 
 def gpu_reader() -> Reader | None:
-    """Return a callable that reads the GPUs this process may use, by the machine's numbers; None without a driver."""
+    """Return a function that reads metrics of the GPUs this process may use; None without a driver.
+
+    It returns name -> value; names have the machine's numbers of the GPUs: ``system/gpu/0/util``.
+    """
     for make in (_nvidia, _amd):
         made: list[Reader] = []
         if raised_by(lambda make=make, made=made: made.append(make())) is None:  # type: ignore[misc]
@@ -131,7 +134,7 @@ def _text(value: object) -> str:
 EVERY_S = 15.0
 """Seconds between two samples."""
 VARIABLE = "RLWATCH_SYSTEM"
-"""``0`` or ``off`` turns the measurement off, unless the code sets it."""
+"""Environment variable; ``0`` or ``off`` turns the measurement off, unless the code sets it."""
 NO_PSUTIL = "the machine is not measured: psutil is not installed (pip install 'rlwatch-monitor[system]')"
 CGROUP = Path("/sys/fs/cgroup")
 _warned: set[str] = set()
@@ -139,16 +142,14 @@ Read = Callable[[], dict[str, float]]
 
 
 def wanted(system: bool | None) -> bool:
-    """Return whether to measure the machine: ``system`` if it is set, else :data:`VARIABLE`, else True."""
+    """Return whether to measure the machine: ``system`` if it is set, else by ``RLWATCH_SYSTEM``, else True."""
     if system is not None:
         return bool(system)
     return os.environ.get(VARIABLE, "").strip().lower() not in ("0", "off", "false", "no")
 
 
 class Machine:
-    """Reads the metrics of the machine; each call of :meth:`read` returns present values, and rates since the last.
-
-    Raises ``ImportError`` where psutil is missing.
+    """Reads the metrics of the machine: present values, and rates since the last reading.
 
     Parameters
     ----------
@@ -156,6 +157,11 @@ class Machine:
         Directories whose disks are measured, by name: ``store``, ``checkpoints``.
     whole
         Whether to measure the whole machine, not only this process.
+
+    Raises
+    ------
+    ImportError
+        Where psutil is missing.
     """
 
     def __init__(self, places: Mapping[str, str | os.PathLike[str]], *, whole: bool = True) -> None:
@@ -169,7 +175,7 @@ class Machine:
         self._psutil.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Return the metrics of the table, by name, without those that this machine does not report."""
+        """Read the machine and return metrics ``system/...`` (name -> value), without those that it does not report."""
         found: dict[str, float] = {}
         parts = [self._of_process, *((self._of_machine, self._of_disks, self._rates) if self._whole else ())]
         for part in (*parts, self._gpus):
@@ -178,7 +184,7 @@ class Machine:
         return found
 
     def _left_out(self, error: BaseException) -> None:
-        """Log once that a part cannot be measured, as a disk that is gone; the other parts are still measured."""
+        """Log once that a part cannot be measured, such as a disk that is gone; the other parts are still measured."""
         _warn_once(f"a part of the machine cannot be measured: {described(error)}")
 
     def _of_process(self) -> dict[str, float]:
@@ -230,9 +236,9 @@ class Machine:
 
 
 def container_memory(root: Path = CGROUP) -> tuple[float, float] | None:
-    """Return the memory limit of the container and the free part, in bytes; None without a limit (cgroup v2).
+    """Return the memory limit of the container and its free part, in bytes; None without a limit (cgroup v2).
 
-    Pages of files that can be dropped count as free, as they do on a machine.
+    Pages of files that can be dropped count as free, as they do on a machine. ``root``: directory of the control group.
     """
     try:
         limit = (root / "memory.max").read_text().strip()
@@ -257,12 +263,12 @@ def _own_gpu() -> bool:
 
 
 class MachineThread:
-    """Thread that samples the machine until it is stopped; a daemon, so it does not keep a process alive.
+    """Thread that takes samples of the machine until it is stopped; a daemon, so it does not keep a process alive.
 
     Parameters
     ----------
     make
-        Creates the readers, on this thread.
+        Creates the function that takes a sample, on this thread.
     every_s
         Seconds between two samples.
     """
@@ -279,18 +285,20 @@ class MachineThread:
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, deadline_s: float = 0.0) -> object:
-        """End, at the next occasion."""
+        """Ask the thread to end, and wait up to ``deadline_s`` seconds; return whether it has ended."""
         self._stop.set()
         if deadline_s > 0.0:
             self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
     def taken(self) -> dict[str, float]:
-        """Return the mean of the samples since the last call, by name; empty if there was none. Not thread-safe."""
+        """Return the mean of the samples since the last call (metric -> value); empty if there was none. Not
+        thread-safe.
+        """
         looks, self._looks = self._looks, []
         names = dict.fromkeys(name for look in looks for name in look)
         read = {name: [look[name] for look in looks if name in look] for name in names}
@@ -306,7 +314,9 @@ class MachineThread:
 
 
 MOST_LOOKS = 240
-"""Samples kept between two rows: one hour. A row that takes longer has the means of its first hour."""
+"""Largest number of samples kept between two rows: one hour. A row that takes longer has the means of
+its first hour.
+"""
 
 
 def _failed(error: BaseException) -> None:
@@ -327,9 +337,20 @@ def machine_thread(
     system: bool = True,
     every_s: float = EVERY_S,
 ) -> MachineThread:
-    """Return the thread that measures for ``rank``: the whole machine for its first rank, else only the process.
+    """Return the thread that measures for ``rank``: the whole machine for the first rank on it, else only the process.
 
-    ``engines`` is read as well; ``system`` is whether to measure the machine.
+    Parameters
+    ----------
+    rank
+        This rank.
+    places
+        Directories whose disks are measured, by name.
+    engines
+        Function that reads the metrics of rollout engines, which are measured as well; None: no engines.
+    system
+        Whether to measure the machine.
+    every_s
+        Seconds between two samples.
     """
     whole = os.environ.get("LOCAL_RANK", "0" if rank == 0 else "1") == "0"
 
@@ -348,35 +369,41 @@ PREFIX, OF_RANK = "system/", "system/rank/"
 
 
 def packed(found: Mapping[str, float], share: bytes) -> bytes:
-    """Return ``share`` of another rank with the metrics ``found`` on its machine."""
+    """Return the bytes of a rank's measurements (``share``) with the metrics ``found`` on its machine in front."""
     body = json.dumps(found).encode() if found else b""
     return _HEAD.pack(len(body)) + body + share
 
 
 class WithMachines:
-    """Rank 0's record of a step, merged with :func:`packed` shares: metrics of other machines are named by rank."""
+    """Rank 0's measurements of a step, which are merged with those of other ranks and the metrics of their machines.
+
+    Metrics of another rank's machine are named after the rank. ``parcel``: the measurements without machine metrics.
+    """
 
     def __init__(self, parcel: PendingRecord) -> None:
         self._parcel = parcel
         self.step = parcel.step
 
     def ready(self) -> bool:
-        """Delegate to the wrapped record."""
+        """Return whether the measurements can be read without waiting for a device."""
         return self._parcel.ready()
 
     def encode(self) -> bytes:
-        """Return the bytes of the wrapped record."""
+        """Return the measurements as bytes, without machine metrics."""
         return self._parcel.encode()
 
     def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
-        """Merge as the wrapped record does, and add the metrics of the other machines."""
+        """Return the metrics and the extreme tokens of the whole step, with the metrics of other ranks' machines.
+
+        ``others``: rank -> bytes of :func:`packed`.
+        """
         shares, found = unpacked(others)
         metrics, spikes = self._parcel.merged(shares)
         return {**metrics, **found}, spikes
 
 
 def unpacked(others: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[str, float]]:
-    """Return the original shares, and the machine metrics of each rank, named after it.
+    """Separate what :func:`packed` joined: return rank -> measurements, and the machine metrics named after their rank.
 
     >>> unpacked({3: packed({"system/cpu/process": 1.0}, b"share")})
     ({3: b'share'}, {'system/rank/3/cpu/process': 1.0})

@@ -1,4 +1,6 @@
-"""Linking of the ranks of a run: they connect once, at set-up; then rank 0 gathers, and the others send and listen."""
+"""Connection of the ranks of a run: they connect once, at set-up; then rank 0 gathers, and the others
+send and listen.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ from rlwatch.run.stages import StageClock, StallWatch
 
 logger = logging.getLogger("rlwatch")
 ADDRESS, FAR = "address", "far"
-"""Keys of the meeting: the address of rank 0, and the request of a rank on another machine."""
+"""Names in the shared storage of the ranks: the address of rank 0, and the request of a rank on another machine."""
 
 
 def join(run: Run, meeting: Meeting, *, link: str | None = None, hope_s: float = HOPE_S) -> None:
-    """Link the ranks of ``run``. Every rank calls it at set-up, with its own run and the same meeting.
+    """Connect the ranks of ``run``. Every rank calls it at set-up, with its own run and the same ``meeting``.
 
     It returns at once; the ranks connect in background threads, even if one starts much later. From then on a step that
-    every rank :meth:`sends <rlwatch.run.run.Run.send>` is recorded whole, and commands reach every rank. A rank that
-    cannot be linked logs a warning and stays inert.
+    every rank :meth:`sends <rlwatch.run.run.Run.send>` is recorded for the whole batch, and commands reach every rank.
+    A rank that cannot be connected logs a warning and measures nothing.
 
     Parameters
     ----------
@@ -45,12 +47,12 @@ def join(run: Run, meeting: Meeting, *, link: str | None = None, hope_s: float =
     meeting
         Key-value store shared by the ranks, in which rank 0 publishes its address.
     link
-        Where rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default ``RLWATCH_LINK_HOST`` and
+        Address on which rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default ``RLWATCH_LINK_HOST`` and
         ``RLWATCH_LINK_PORT``. Without a host it listens on the loopback interface, until a rank of another machine
         looks for it, then on every interface; without a port, on a free one.
     hope_s
-        Seconds after which a rank that has not found rank 0 stops measuring; it goes on looking, and measures once it
-        has found it.
+        Seconds after which a rank that has not found rank 0 stops measuring; it continues to look, and measures once it
+        has found rank 0.
 
     Raises
     ------
@@ -90,7 +92,10 @@ def _host(run: Run, meeting: Meeting, place: ListenAddress) -> None:
 
 
 def _lookout(meeting: Meeting) -> Callable[[Hub], bool]:
-    """Return a callable that opens the hub to a waiting rank of another machine; it returns whether to call again."""
+    """Return a function that makes the hub reachable for a waiting rank of another machine.
+
+    It returns whether to call it again.
+    """
 
     def look(hub: Hub) -> bool:
         if meeting.get(FAR) is None:
@@ -119,7 +124,7 @@ def _finder(meeting: Meeting) -> Callable[[], HubAddress | None]:
 
 
 QUEUE_SIZE = 64
-"""Steps that may wait to be sent to rank 0."""
+"""Largest number of steps that wait to be sent to rank 0."""
 BATCH = 8
 LOOKOUT_S = 0.05
 """Seconds between two checks of rank 0 for commands."""
@@ -128,11 +133,23 @@ SEEK_S = (0.05, 1.0)
 
 
 class FirstRank:
-    """Rank 0, over its hub.
+    """Rank 0's connection to the other ranks: it merges their measurements and leads the votes on commands.
 
-    A background thread checks whether commands are ``wanted``, to call all ranks together, and calls ``seek`` until
-    every rank is linked or it returns False. ``told`` is called with the kind, the step and the body of each event that
-    another rank sends about itself.
+    A background thread checks whether there are commands, and then calls all ranks together.
+
+    Parameters
+    ----------
+    hub
+        Server to which the other ranks connect.
+    offer
+        Queues the measurements of a step for the writer thread.
+    wanted
+        Returns whether there are commands.
+    seek
+        Makes the server reachable for ranks of other machines; called until every rank is connected or it returns
+        False. None: not needed.
+    told
+        Called with the kind, the step and the body of each event that another rank sends about itself.
     """
 
     live = True
@@ -159,34 +176,44 @@ class FirstRank:
 
     @property
     def seeks(self) -> bool:
-        """True while it looks for ranks of other machines, to let them in over the network."""
+        """True while rank 0 still looks for ranks of other machines, to let them connect over the network."""
         return self._seek is not None
 
     def settled(self, deadline_s: float) -> bool:  # noqa: ARG002  (rank 0 need not look for itself)
-        """Return True at once."""
+        """Return True at once: rank 0 need not connect to itself."""
         return True
 
     def send(self, parcel: PendingRecord) -> None:
-        """Queue the step for the writer thread, where it awaits the shares of the other ranks."""
+        """Queue rank 0's measurements of a step for the writer thread, which waits for those of the other ranks."""
         moment = self._measured.next(parcel.step)
         self._offer(Awaited(WithMachines(parcel), self.hub.inbox, moment, time.time(), self.latest.update))
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Return whether to meet here: if there are commands, ask the other ranks for their positions."""
+        """Return whether all ranks meet at this boundary (a point at which commands may be executed) at ``step``.
+
+        ``wanted``: there are commands, so ask the other ranks where they are. ``staying``: this rank remains here (it
+        is paused).
+        """
         return self.chair.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands and send them to the other ranks."""
+        """Send the commands to the other ranks, where all ranks meet, and return them."""
         self.chair.offer(_packed(commands))
         return list(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands and send them to the other ranks."""
+        """Send the commands to the other ranks, at a point that every rank passes, and return them; usually there are
+        none.
+        """
         self.chair.order(_packed(commands) if commands else b"")
         return list(commands)
 
     def agree(self, refusal: str | None) -> str | None:
-        """Return the verdict and send it to the other ranks."""
+        """Collect the votes on a command, send the verdict to all ranks and return it: None, or the reason for the
+        refusal.
+
+        ``refusal``: reason why rank 0 itself refuses; None: it agrees.
+        """
         return self.chair.decide(refusal)
 
     def over(self) -> None:
@@ -194,17 +221,17 @@ class FirstRank:
         self.chair.over()
 
     def leave(self) -> None:
-        """Leave the boundary."""
+        """Note that this rank leaves the boundary (the point at which commands may be executed)."""
         self.chair.leave()
 
     def close(self, deadline_s: float) -> bool:
-        """Close the connections to the other ranks."""
+        """Close the connections to the other ranks, within ``deadline_s`` seconds; return True."""
         self._ended = True
         self.hub.close(min(1.0, deadline_s))
         return True
 
     def forked(self) -> None:
-        """Close this process's copies of the connections."""
+        """In a forked child process, close the copies of the connections, without any effect on the parent's."""
         self._ended = True
         self.hub.forked()
 
@@ -239,10 +266,22 @@ class FirstRank:
 
 
 class OtherRank:
-    """A rank other than 0, over its connection to rank 0.
+    """Another rank's connection to rank 0: it sends measurements and takes part in votes on commands.
 
-    ``find`` returns the address of rank 0, once it is known. ``found``, called on the sending thread, returns new
-    metrics of this rank's machine. ``stages`` are those of this process; its stalls are reported to rank 0.
+    Parameters
+    ----------
+    rank
+        This rank.
+    find
+        Returns the address of rank 0, once it is known.
+    counters
+        Counts steps that could not be sent.
+    hope_s
+        Seconds after which a rank that has not found rank 0 stops measuring.
+    found
+        Returns new metrics of this rank's machine; called on the sending thread.
+    stages
+        Stages of this process; its stalls are reported to rank 0.
     """
 
     def __init__(
@@ -284,48 +323,59 @@ class OtherRank:
 
     @property
     def live(self) -> bool:
-        """True while rank 0 takes this rank's measurements, or is still looked for."""
+        """True while rank 0 receives this rank's measurements, or is still looked for."""
         return self.spoke.live
 
     def settled(self, deadline_s: float) -> bool:
-        """Wait until it is known whether rank 0 can be reached."""
+        """Wait up to ``deadline_s`` seconds until it is known whether rank 0 can be reached; return whether it is
+        connected.
+        """
         return self.spoke.settled(deadline_s)
 
     def send(self, parcel: PendingRecord) -> None:
-        """Queue the step for the sending thread."""
+        """Queue this rank's measurements of a step for the sending thread; count them as dropped if
+        the queue is full.
+        """
         if not self._queue.offer((self._measured.next(parcel.step), lambda: packed(self._found(), parcel.encode()))):
             self._counters.warn("dropped", FULL)
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Return whether rank 0 has called all ranks together here, or is about to."""
+        """Return whether rank 0 has called all ranks together at this boundary, or is about to.
+
+        A boundary is a point at which commands may be executed. ``step``: the optimizer step. ``wanted``: something is
+        due here on every rank. ``staying``: this rank remains here (it is paused).
+        """
         return self.spoke.member.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
-        """Return the commands that rank 0 passes on now."""
+        """Return the commands that rank 0 sends where all ranks meet; the argument is not used."""
         return _unpacked(self.spoke.member.offered())
 
     def order(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
-        """Return the commands that rank 0 passes on now."""
+        """Return the commands that rank 0 sends at a point that every rank passes; the argument is not used."""
         return _unpacked(self.spoke.member.ordered())
 
     def agree(self, refusal: str | None) -> str | None:
-        """Return the verdict of rank 0."""
+        """Send rank 0 the vote of this rank, and return the verdict: None, or the reason for the refusal.
+
+        ``refusal``: reason why this rank refuses; None: it agrees.
+        """
         return self.spoke.member.vote(refusal)
 
     def over(self) -> None:
-        """Answer nothing more in this round."""
+        """Answer no further message in this round of votes."""
         self.spoke.member.over()
 
     def leave(self) -> None:
-        """Leave the boundary."""
+        """Note that this rank leaves the boundary (the point at which commands may be executed)."""
         self.spoke.member.leave()
 
     def close(self, deadline_s: float) -> bool:
-        """Send the waiting steps and disconnect."""
+        """Send the waiting steps and disconnect; return False if ``deadline_s`` seconds were not enough."""
         return self.spoke.close(deadline_s)
 
     def forked(self) -> None:
-        """Close this process's copies of the connections."""
+        """In a forked child process, close the copies of the connections, without any effect on the parent's."""
         self.spoke.forked()
 
 

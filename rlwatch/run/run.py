@@ -1,4 +1,4 @@
-"""The run object of the training loop. After set-up nothing here raises, blocks or waits."""
+"""The run object to which a training loop logs. After set-up nothing here raises, blocks or waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 10.0
 MOST_EARLY = 1000
-"""Records without a step that are kept until the run they belong to is known."""
+"""Largest number of records without a step that are kept until it is known which run they belong to."""
 FORKED = (
     "what a forked child logs is lost: only the process that called rlwatch.init records its run; log there, or begin "
     "a run of the child's own with rlwatch.init"
@@ -57,17 +57,19 @@ UNJUDGED = "the run ended before all its rows were judged: its next attempt, or 
 
 
 class Stoppable(Protocol):
-    """A thread that can be asked to end within a deadline."""
+    """Interface of a thread that can be asked to end within a deadline."""
 
     def stop(self, deadline_s: float) -> object:
-        """End, within ``deadline_s`` seconds."""
+        """End within ``deadline_s`` seconds."""
         ...
 
 
 class Link(Protocol):
-    """Connection of one rank. All but :meth:`close` is called on the training thread, at the same steps on every rank.
+    """Interface of one rank's connection to the other ranks.
 
-    ``latest`` holds the last value of each metric of a whole step; it stays empty on ranks other than 0.
+    All but :meth:`close` is called on the training thread, at the same steps on every rank. ``latest`` has the last
+    value of each metric of a whole step; it remains empty on ranks other than 0. A *boundary* is a point of the
+    training loop at which commands may be executed.
     """
 
     latest: dict[str, float]
@@ -78,35 +80,42 @@ class Link(Protocol):
         ...
 
     def settled(self, deadline_s: float) -> bool:
-        """Wait until it is known whether this rank is linked; return whether it is."""
+        """Wait up to ``deadline_s`` seconds until it is known whether this rank is connected; return whether it is."""
         ...
 
     def send(self, parcel: PendingRecord) -> None:
-        """Send this rank's share of a step."""
+        """Send this rank's measurements of a step."""
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Return whether all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`."""
+        """Return whether all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`.
+
+        ``step``: the optimizer step. ``wanted``: this rank knows that something is due here. ``staying``: this rank
+        remains here (it is paused).
+        """
         ...
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands of rank 0, on every rank, where all ranks meet."""
+        """Return the commands of rank 0, on every rank, where all ranks meet. ``commands``: those of rank 0."""
         ...
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands of rank 0, where only rank 0 knows whether there are any."""
+        """Return the commands of rank 0, on every rank, at a point where only rank 0 knows whether there are any."""
         ...
 
     def agree(self, refusal: str | None) -> str | None:
-        """Return None if no rank refuses, else the reason of one that does."""
+        """Vote on a command and return the verdict: None if no rank refuses, else the reason of one that does.
+
+        ``refusal``: reason why this rank refuses; None: it agrees.
+        """
         ...
 
     def over(self) -> None:
-        """End the round of the commands last shared."""
+        """End the round of votes on the commands that were sent last."""
         ...
 
     def leave(self) -> None:
-        """Leave the boundary."""
+        """Note that this rank leaves the boundary."""
         ...
 
     def close(self, deadline_s: float) -> bool:
@@ -114,12 +123,30 @@ class Link(Protocol):
         ...
 
     def forked(self) -> None:
-        """Close the parent's connections in a forked child."""
+        """Close the copies of the parent's connections in a forked child process."""
         ...
 
 
 class RunEngine:
-    """The parts of a recording run; absent on ranks other than 0."""
+    """The parts of a run that records; a run on ranks other than 0 has none.
+
+    Parameters
+    ----------
+    intake
+        Takes rows and events on the training thread.
+    writer
+        Thread that stores them.
+    mailbox
+        Passes commands to the training loop.
+    finish
+        Records the end of the run: state and reason.
+    delivery
+        Thread that sends alerts; None without channels.
+    note_end
+        Keeps the end of the run in the journal, in case the writer does not get to it.
+    renamed
+        Renames the metrics of a row by the user's ``[map]``; None: no renaming.
+    """
 
     def __init__(
         self,
@@ -143,9 +170,18 @@ class RunEngine:
 
 
 class Run:
-    """One training run being recorded. Made by :func:`rlwatch.init`.
+    """One training run that is being recorded, as :func:`rlwatch.init` returns it.
 
-    Usable as a context manager: leaving it finishes the run, as ``crashed`` if an exception passed.
+    Usable as a context manager: its end finishes the run, as ``crashed`` if an exception passed.
+
+    Parameters
+    ----------
+    info
+        Description of the run.
+    counters
+        Counts lost and invalid records, and errors.
+    rank, world_size
+        Rank of this process, and number of ranks.
 
     >>> import rlwatch
     >>> with rlwatch.init(store="memory://run-doctest") as run:
@@ -179,25 +215,28 @@ class Run:
         """Store for ``--store`` of a command; empty if commands cannot reach it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the identity of the run only: a copy records nothing."""
+        """Pickle only the identity of the run: a copy records nothing."""
         copied("run", "rlwatch.init begins one where it is wanted")
         return _inert, (self.info, self.rank, self.world_size)
 
     def attach(self, engine: RunEngine) -> None:
-        """Begin to record; without an engine, a run does nothing."""
+        """Begin to record with these parts; a run without them does nothing."""
         self._engine = engine
 
     def await_training(self, decide: Callable[[bool | None, int | None], None]) -> None:
-        """Delay recording until the run is decided, by the first step or by :meth:`decide`.
+        """Delay recording until it is known whether this training continues an earlier run.
 
-        ``decide`` is called once, with whether training was resumed, if known, or else with the first step.
+        ``decide`` is called once, with whether training was resumed, if that is known, else with the first step. It
+        then attaches the parts that record.
         """
         self._undecided = decide
 
     def decide(self, *, resumed: bool | None = None, step: int | None = None) -> None:
-        """Decide, before the first record, whether this training continues an earlier one.
+        """Decide, before the first record, whether this training continues an earlier run. Without effect if that is
+        decided.
 
-        Does nothing if that is already decided. Training waits only until the store is open.
+        Training waits only until the store is open. ``resumed``: whether it continues; None: decided by the first
+        ``step``.
         """
         with self._deciding:
             decide, self._undecided = self._undecided, None
@@ -227,26 +266,28 @@ class Run:
         sheltered(lambda: print(line, file=sys.stderr), lambda _error: None)  # noqa: T201  (the user is to see it)
 
     def measure(self, machine: MachineThread) -> None:
-        """Add metrics of the machine to each row from now on, or to each share that is sent to rank 0."""
+        """Start to measure the machine: its metrics are added to each row, or to each step that is sent to rank 0."""
         self._machine = machine
         machine.start()
 
     def machine_found(self) -> Mapping[str, float]:
-        """Return the mean of the machine's samples since the last call; empty if there is none."""
+        """Return the mean of the machine's samples since the last call (metric -> value); empty if there is none."""
         return {} if self._machine is None else self._machine.taken()
 
     @property
     def active(self) -> bool:
-        """False on ranks other than 0, in forked children and after the end: every call does nothing."""
+        """True while this run records. False on ranks other than 0, in forked children and after the end: calls do
+        nothing.
+        """
         return (self._engine is not None or self._undecided is not None) and not self._ended
 
     def link(self, link: Link) -> None:
-        """Attach the link to the other ranks; see :func:`rlwatch.run.ranks.join`."""
+        """Use this connection to the other ranks; see :func:`rlwatch.run.ranks.join`."""
         self._link = link
 
     @property
     def linked(self) -> bool:
-        """True while steps are merged from several ranks: each must :meth:`send` its share."""
+        """True while each step is merged from several ranks: each rank must :meth:`send` its measurements."""
         return self._link is not None and not self._ended and self._link.live
 
     @property
@@ -256,18 +297,20 @@ class Run:
 
     @property
     def ranks(self) -> Link | None:
-        """The other ranks, while they are linked."""
+        """Connection to the other ranks; None without one, and after the end of the run."""
         return None if self._ended else self._link
 
     def send(self, parcel: PendingRecord) -> None:
-        """Send this rank's share of a step, while :attr:`linked`; every rank must for each step, even if empty."""
+        """Send this rank's measurements of a step to rank 0, while :attr:`linked`; every rank must do
+        so for each step.
+        """
         if self._link is not None and not self._ended:
             self._link.send(parcel)
         else:
             self.lose_forked()
 
     def offer(self, item: Queued) -> None:
-        """Queue ``item`` for the writer thread, if this run records."""
+        """Queue a row, event or batch for the writer thread, if this run records."""
         if self._undecided is not None:
             at = getattr(item, "step", None)
             if at is None and len(self._early) < MOST_EARLY:
@@ -292,10 +335,10 @@ class Run:
     def log(self, metrics: Mapping[str, Any], step: float) -> None:
         """Record ``metrics`` at the global step ``step`` (an integer >= 0, also as ``12.0``).
 
-        Values are floats, ints, numpy scalars or 0-d tensors (no device is waited for). NaN and infinite
-        values are recorded as such. Steps may come in any order, and repeatedly. Values that cannot
-        be recorded are counted in :attr:`counters` and warned of once; their errors are not raised. Only errors of
-        your signal handlers, ``KeyboardInterrupt`` and ``SystemExit`` are raised.
+        Values are floats, ints, numpy scalars or 0-d tensors (no device is waited for). NaN and infinite values are
+        recorded as such. Steps may come in any order, and repeatedly. Values that cannot be recorded are counted in
+        :attr:`counters` and warned of once; their errors are not raised. Only errors of your signal handlers,
+        ``KeyboardInterrupt`` and ``SystemExit`` are raised.
 
         Raises
         ------
@@ -333,7 +376,8 @@ class Run:
             raise FirstStepError(f"run.log: {reason}; give the trainer's global step, a whole number") from None
 
     def stage(self, name: str) -> Stage:
-        """Return a context manager for a stage of a step: its time is recorded, and it shows as running.
+        """Return a context manager for a stage of a training step, whose time is recorded and which is shown while it
+        runs.
 
         ``name`` is one of ``sampling``, ``reward``, ``logprobs``, ``update``, ``weight_sync``, ``checkpoint`` and
         ``evaluation``, or a word of your own. Stages may nest: the inner one counts. It takes a few microseconds and
@@ -354,12 +398,14 @@ class Run:
             self.log_spikes(batch)
 
     def tell_stall(self, kind: str, step: int | None, body: Mapping[str, Any]) -> None:
-        """Record that this process, or another rank, stalls or goes on; called on a background thread."""
+        """Record an event that this process, or another rank, makes no progress or continues; called on a background
+        thread.
+        """
         self.event(kind, step, **body)
 
     @suppress_errors("bad_records")
     def log_spikes(self, spikes: SpikeBatch) -> None:
-        """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
+        """Record data on single tokens of one step; see :class:`rlwatch.records.SpikeBatch`."""
         batch = a_batch(spikes, SpikeBatch)
         if self._engine is None or self._engine.intake.wants(batch):
             self.offer(batch)
@@ -371,23 +417,25 @@ class Run:
 
     @suppress_errors("bad_records")
     def event(self, kind: str, step: int | None = None, **body: Any) -> None:
-        """Record something that happened: ``reference_reset``, ``note``... What JSON lacks is kept as text."""
+        """Record an event of the run, such as ``reference_reset`` or ``note``, with details; values JSON lacks become
+        text.
+        """
         at = None if step is None else step_index(step)
         self.offer(Event(clean_name(str(kind)), at, plain(body), time.time()))
 
     @suppress_errors("errors", list)
     def commands(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
-        """Return the commands for this run since the last call; call it where they can be carried out safely.
+        """Return users' commands for this run since the last call; call it where commands can be executed safely.
 
-        Each must be answered with ``done()`` or ``reject(reason)``. Pops a queue in memory, nothing more.
-        In a run of several ranks, commands are returned only with ``for_all_ranks``: the caller must pass them on.
+        Each must be answered with ``done()`` or ``reject(reason)``. It only pops a queue in memory. In a run of several
+        ranks, commands are returned only with ``for_all_ranks``: the caller must pass them on to the other ranks.
         """
         if self._engine is None or self._ended:
             return []
         return self._engine.mailbox.take(for_all_ranks=for_all_ranks)
 
     def has_commands(self, *, for_all_ranks: bool | None = None) -> bool:
-        """Return whether :meth:`commands` would return any; they stay queued.
+        """Return whether :meth:`commands` would return any; they remain queued.
 
         ``for_all_ranks``: as in :meth:`commands`, if the caller will take them; None if it only checks.
         """
@@ -398,12 +446,14 @@ class Run:
         return self._engine.mailbox.waiting()
 
     def health(self) -> RunHealth:
-        """Return the health of the run as of the last judged step (a step is judged when the next begins)."""
+        """Return the health of the run as of the last judged step (a step is judged when the next one begins)."""
         return self._health
 
     @suppress_errors("bad_calls", lambda: False)
     def flush(self, deadline_s: float = DEADLINE_S) -> bool:
-        """Wait until everything logged so far is stored and judged; return False if the deadline passed."""
+        """Wait until everything logged so far is stored and judged; return False if ``deadline_s`` seconds were not
+        enough.
+        """
         if self._engine is None or self._ended:
             return True
         return self._engine.writer.flush(deadline_s)
@@ -413,8 +463,10 @@ class Run:
     ) -> bool:
         """End the run: store and judge what is queued, deliver alerts, release the files.
 
-        Takes at most about ``deadline_s`` seconds. Returns False if that was not enough, or not all could be stored:
-        the lost records are counted in :attr:`counters`. Raises only for an unknown ``state``. Idempotent.
+        It takes at most about ``deadline_s`` seconds. Returns False if that was not enough, or if not everything could
+        be stored: lost records are counted in :attr:`counters`. ``state``: ``finished`` or another
+        :class:`~rlwatch.records.RunState`; ``reason``: text. Raises ``ValueError`` only for an unknown ``state``.
+        Idempotent.
         """
         if self._ended:
             return True
@@ -467,11 +519,11 @@ class Run:
         return call_or(call, failed)
 
     def end(self, state: str, reason: str, deadline_s: float = 5.0) -> None:
-        """End the run with its process: :meth:`finish` with a short deadline."""
+        """End the run together with its process: :meth:`finish` with a short deadline in seconds."""
         self.finish(state, reason, deadline_s=deadline_s)
 
     def forked(self) -> None:
-        """Stop recording in a forked child, which must not write the parent's run."""
+        """Stop recording in a forked child process, which must not write the parent's run."""
         self._forked = self._forked or (not self._ended and (self._engine is not None or self._link is not None))
         self._engine = self._machine = self._undecided = self._quick = None
         self._logs = True
@@ -480,7 +532,7 @@ class Run:
             self._link = None
 
     def lose_forked(self) -> None:
-        """Count the records that a forked child logs to its parent's run: they are lost; warn once."""
+        """Count a record that a forked child process logs to its parent's run: it is lost; warn once."""
         if self._forked and not self._ended:
             self.counters.warn("forked", FORKED)
 
@@ -503,7 +555,7 @@ class Run:
         self.counters.warn("errors", f"what listens to this run failed: {described(error)}")
 
     def publish_health(self, health: RunHealth) -> None:
-        """Store the health after a step was judged; called on the writer thread."""
+        """Store the health of the run after a step was judged; called on the writer thread."""
         self._health = health
 
     def __enter__(self) -> Self:
@@ -527,9 +579,9 @@ def _inert(info: RunInfo, rank: int, world_size: int) -> Run:
 # The ends of a process: exit, SIGTERM, fork. A run handles them all by itself.
 
 END_S = 5.0
-"""Longest one run takes to end with its process, in seconds."""
+"""Largest number of seconds that one run takes to end with its process."""
 ALL_S = 9.0
-"""Longest all runs of a process take."""
+"""Largest number of seconds that all runs of a process take together."""
 SIGNAL_S = 12.0
 """Seconds after which a SIGTERM is passed on in any case: the main thread may be inside a call that hangs."""
 
@@ -539,10 +591,11 @@ _installed = False
 
 
 def watch_over(run: Run, *, sigterm: bool = True) -> None:
-    """Finish ``run`` at exit and on SIGTERM, and make its copy in a forked child inert.
+    """Finish ``run`` at exit and on SIGTERM, and make its copy in a forked child process inert.
 
-    A SIGTERM handler is installed only in the main thread, and only if there is no other. It never raises into the code
-    it interrupts, and the signal is passed on when the runs have ended, after :data:`SIGNAL_S` seconds at the latest.
+    A SIGTERM handler is installed only with ``sigterm``, in the main thread, and only if there is no other. It never
+    raises into the code it interrupts, and the signal is passed on when the runs have ended, after :data:`SIGNAL_S`
+    seconds at the latest.
     """
     _runs.add(run)
     _install()
@@ -590,12 +643,12 @@ def _on_sigterm(*_: object) -> None:
 
 
 def _insist() -> None:
-    """Pass SIGTERM on in time even if the main thread never comes to run the handler.
+    """Pass SIGTERM on in time even if the main thread never gets to run the handler.
 
     Python runs handlers between two instructions of the main thread; one that waits inside a collective or a kernel has
     none, and the default action, which would have ended it at once, is gone. The interpreter writes each signal's
-    number to the wake-up descriptor at the moment it arrives. Nothing is done if other code uses that
-    descriptor, or if the program has installed its own SIGTERM handler meanwhile, perhaps to save and go on.
+    number to the wake-up descriptor at the moment it arrives. Nothing is done if other code uses that descriptor, or if
+    the program has installed its own SIGTERM handler meanwhile, perhaps to save and go on.
     """
     global _wakes
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -626,7 +679,7 @@ def _wait_for_sigterm(read: int, pid: int) -> None:
 
 
 def _asked_main_thread() -> list[bool]:
-    """Return a list that the main thread appends to as soon as it runs: after the handlers of pending signals.
+    """Return a list to which the main thread appends as soon as it runs: after the handlers of pending signals.
 
     If it does so and this module's handler has not run, another handler took the signal and has been removed since.
     """

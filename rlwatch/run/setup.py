@@ -86,11 +86,10 @@ def init(
         Seeds of one configuration share it: ``rlwatch diff --group A --group B`` compares two. Kept as the tag
         ``group:NAME``, which ``rlwatch edit`` can change.
     run_id, resume, output_dir
-        Which run this is: ``run_id``, else ``RLWATCH_RUN_ID``, else the one remembered in
-        ``output_dir/rlwatch.json``, else a new one. ``resume="never"`` always makes a new one, ``"must"``
-        never does. A resume is a new *attempt* of its run. With ``"auto"`` a remembered run is continued only if
-        training was resumed: if its first step is later than the run's first, or the trainer reports it; else a new run
-        begins.
+        Which run this is: ``run_id``, else ``RLWATCH_RUN_ID``, else the one remembered in ``output_dir/rlwatch.json``,
+        else a new one. ``resume="never"`` always makes a new one, ``"must"`` never does. A resume is a new *attempt* of
+        its run. With ``"auto"`` a remembered run is continued only if training was resumed: if its first step is later
+        than the run's first, or the trainer reports it; else a new run begins.
     store
         A directory, ``sqlite:///directory``, ``memory://name`` or an open store; ``RLWATCH_STORE`` or
         ``./rlwatch-runs`` if not given.
@@ -101,10 +100,10 @@ def init(
     detectors
         Returns new detectors; the default set if None.
     rank, world_size
-        Rank of this process and number of ranks (default: ``RANK``, ``WORLD_SIZE``). Ranks other than 0 record
-        nothing until they are linked to rank 0 (:func:`rlwatch.run.ranks.join`), and then send it their measurements.
+        Rank of this process and number of ranks (default: ``RANK``, ``WORLD_SIZE``). Ranks other than 0 record nothing
+        until they are linked to rank 0 (:func:`rlwatch.run.ranks.join`), and then send it their measurements.
     queue_size
-        Most records that may wait; further ones are dropped and counted.
+        Largest number of records that may wait; further ones are dropped and counted.
     sigterm
         Whether to finish the run on SIGTERM, where no other handler is installed.
     system
@@ -152,9 +151,10 @@ def init(
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """Settings of additional measurements: of the machine, unless ``system`` is False, and of rollout ``engines``.
+    """Settings of additional measurements: of the machine and of rollout engines.
 
-    ``places`` are directories whose disks are measured.
+    ``system``: whether to measure the machine; None: by ``RLWATCH_SYSTEM``. ``engines``: addresses of rollout engines;
+    None: by ``RLWATCH_ENGINES``. ``places``: directories whose disks are measured, by name.
     """
 
     system: bool | None
@@ -162,19 +162,25 @@ class MachineSettings:
     places: Mapping[str, str | os.PathLike[str]]
 
     def engines_reader(self) -> Read | None:
-        """Return a function that reads the engines, if there are any. Raises ``ConfigError`` for a wrong address."""
+        """Return a function that reads the metrics of rollout engines; None without engines.
+
+        Raises ``ConfigError`` for a wrong address.
+        """
         asked = addresses(os.environ.get(VARIABLE, "") if self.engines is None else self.engines)
         return Engines(asked).read if asked else None
 
     def measure(self, run: Run, ask: Read | None, root: Path | None) -> None:
-        """Begin to measure for ``run``, whose store lies in ``root``, if anything is to be measured."""
+        """Begin to measure for ``run``, if anything is to be measured.
+
+        ``ask``: function that reads the engines, or None. ``root``: directory of the store, or None.
+        """
         if wanted(self.system) or ask is not None:
             at = {**self.places, "store": root} if root else self.places
             run.measure(machine_thread(0, at, engines=ask, system=wanted(self.system)))
 
 
 def _inert(asked: RunInfo, rank: int, world_size: int, machine: MachineSettings) -> Run:
-    """Return the run of a rank other than 0: it records nothing until it is linked to rank 0."""
+    """Return the run of a rank other than 0, which records nothing until it is connected to rank 0."""
     inert = Run(asked, Counters(), rank=rank, world_size=world_size)
     if wanted(machine.system) and world_size > 1:
         inert.measure(machine_thread(rank, machine.places))
@@ -193,14 +199,18 @@ def _begun(opening: Opening, earlier: RunInfo | None) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Settings to open a run once its id is decided; ``info`` is of the run that was remembered or chosen."""
+    """Everything needed to open a run once its id is decided.
+
+    ``assembly``: makes the run. ``info``: description of the run that was chosen. ``output_dir``: checkpoint directory
+    that keeps the id, or None.
+    """
 
     assembly: Assembly
     info: RunInfo
     output_dir: str | os.PathLike[str] | None
 
     def begin(self, info: RunInfo, into: Run | None = None) -> Run:
-        """Open the run and begin to record, ``into`` a run object that waited for it."""
+        """Open the run in the store and begin to record; return the run. ``into``: a run object that waited for it."""
         with ExitStack() as undo:  # release what was opened if the run cannot begin, so that it can be tried again
             writer = undo.enter_context(closing(self.assembly.store.open_run(info)))
             if self.output_dir is not None:
@@ -210,7 +220,19 @@ class Opening:
         return run
 
     def decide(self, run: Run, first_step: int, resumed: bool | None, step: int | None) -> None:
-        """Begin the next attempt of the remembered run if training was resumed, else a new run."""
+        """Begin the next attempt of an earlier run if training was resumed, else a new run.
+
+        Parameters
+        ----------
+        run
+            The run object that waited for this decision.
+        first_step
+            First step of the earlier run.
+        resumed
+            Whether training was resumed; None: it was if ``step`` is later than ``first_step``.
+        step
+            First step of this training; None: not known.
+        """
         goes_on = resumed if resumed is not None else step is not None and step > first_step
         self.begin(self.info if goes_on else replace(self.info, run_id=new_run_id(self.info.project)), run)
 
@@ -268,7 +290,7 @@ def _with_group(tags: object, group: str | None) -> tuple[str, ...]:
 
 
 def opened(store: str | os.PathLike[str] | Store | None) -> Store:
-    """Return the store that :func:`init` would write to. Raises ``StoreError`` if it cannot be opened."""
+    """Open the store that :func:`init` would write to and return it. Raises ``StoreError`` if it cannot be opened."""
     if store is None or isinstance(store, str | os.PathLike):
         return open_store(store, control_timeout_s=CONTROL_TIMEOUT_S)
     return store
@@ -281,20 +303,25 @@ def _from_environment(variable: str, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Assembles a recording run from its settings.
-
-    Raises ``ConfigError`` for a ``queue_size`` under 1, and for an unknown role in ``[map]``.
+    """Makes a recording run from its settings: the queue, the threads and their connections.
 
     Parameters
     ----------
     store, alerting
-        Where it is recorded, and how it alerts.
+        Store in which it is recorded, and its alerting.
     detectors
         Makes the detectors; the default set if None.
     queue_size
-        Records that may wait for the writer thread.
+        Largest number of records that wait for the writer thread.
     world_size
-        Ranks of the training.
+        Number of ranks of the training.
+    counters, clock
+        Counters of the run, and the clock.
+
+    Raises
+    ------
+    ConfigError
+        For a ``queue_size`` under 1, and for an unknown role in ``[map]``.
     """
 
     store: Store
@@ -311,7 +338,7 @@ class Assembly:
         self._renaming()
 
     def run(self, run_writer: RunWriter, into: Run | None = None) -> Run:
-        """Begin and return the run that ``run_writer`` writes; ``into`` a run object that waited for it.
+        """Begin and return the run that ``run_writer`` writes; ``into``: a run object that waited for it.
 
         Raises the errors of ``detectors``, before anything is started.
         """

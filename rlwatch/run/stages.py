@@ -1,7 +1,7 @@
-"""Stages of a training step: the running one, its beginning, the time of each; and the stacks of a stalled process.
+"""Stages of a training step: which one is running, since when, the time of each; and the stacks of a stalled process.
 
 The training thread enters and leaves stages, which takes about a microsecond and never raises. A background thread
-checks for stalls, so it goes on while training hangs.
+checks for stalls, so it continues while training hangs.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from rlwatch.ports import Item
 from rlwatch.records import STAGES, STALL_OVER, STALLED, SpikeBatch
 
 PAUSED = "paused"
-"""Stage of a trainer that waits because a person paused it: that is no stall."""
+"""Stage of a trainer that waits because a user paused it: that is no stall."""
 WAITS = {"sampling": "responses", "reward": "rewards", "environment": "the environment"}
 """Stage in which the update waits for others -> what it waits for."""
 MOST_SPANS = 256
-"""Most spans kept of a step; the time of further ones still counts."""
+"""Largest number of spans kept of a step; the time of further ones still counts."""
 JOINED_S = 0.005
-"""Two spans of one stage with less than this between them are one, in seconds."""
+"""Two spans of one stage that are less than so many seconds apart are one."""
 COLLECTIVES, COLLECTIVE_FRAMES = "torch/distributed/", 6
 """Part of a path that, among this many innermost frames, shows that a rank waits for the others."""
 VARIABLE = "RLWATCH_STALL_S"
-"""Seconds without a step or a change of stage after which a process stores its stacks, at least."""
+"""Environment variable: smallest number of seconds without progress after which a process stores its stacks."""
 EARLIER = 0.9
 """Fraction of an alert's patience after which stacks are stored, so that they exist when it is written."""
 LEAST_LOOKS = 4
-"""Samples of a quiet thread after which it is reported whether its stack changes."""
+"""Number of samples of a quiet thread after which it is reported whether its stack changes."""
 LOOK_S = 1.0
 """Seconds between two samples of a quiet process."""
 MOST_FRAMES, MOST_FRAMES_ELSEWHERE, MOST_THREADS = 40, 12, 24
@@ -49,7 +49,7 @@ MOST_FRAMES, MOST_FRAMES_ELSEWHERE, MOST_THREADS = 40, 12, 24
 
 
 class Span(NamedTuple):
-    """A stretch of time in a stage: Unix seconds at which it began, and how long it took, in seconds."""
+    """A stretch of time in one stage: its name, its beginning in Unix seconds, and its length in seconds."""
 
     stage: str
     begin: float
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Opened:
-    """A stage that was entered and not left yet."""
+    """A stage that was entered and not left yet: its name, its beginning, and when its own time began to run again."""
 
     __slots__ = ("begin", "name", "resumed")
 
@@ -70,7 +70,10 @@ def _nothing(_error: Exception) -> None:
 
 
 class Stage:
-    """Context manager of one stage: ``with run.stage("sampling"):``."""
+    """Context manager of one stage of a training step: ``with run.stage("sampling"):``.
+
+    ``clock``: records its time. ``name``: name of the stage.
+    """
 
     __slots__ = ("_clock", "_name", "_open")
 
@@ -89,7 +92,7 @@ class Stage:
 
 
 class StageClock:
-    """Times the stages of a process. A stage within another stops the time of the outer one.
+    """Measures the time of the stages of a training process. A stage within another stops the time of the outer one.
 
     >>> clock = StageClock()
     >>> with clock.stage("sampling"), clock.stage("reward"):
@@ -120,7 +123,7 @@ class StageClock:
         return Stage(self, name)
 
     def enter(self, name: str) -> Opened | None:
-        """Enter a stage on this thread; return None if that failed."""
+        """Enter the stage ``name`` on this thread; return an object for :meth:`leave`, or None if that failed."""
         return call_or(partial(self._enter, name), _nothing)
 
     def _enter(self, name: str) -> Opened:
@@ -134,12 +137,12 @@ class StageClock:
         return opened
 
     def within(self, name: str) -> bool:
-        """Return whether this thread's innermost stage is ``name``."""
+        """Return whether the innermost stage of this thread is ``name``."""
         stack = self._open.get(threading.get_ident())
         return bool(stack) and stack[-1].name == name  # type: ignore[index]
 
     def leave(self, opened: Opened | None) -> None:
-        """Leave the stage, and those entered within it that are still open."""
+        """Leave the stage that :meth:`enter` returned, and those entered within it that are still open."""
         call_or(partial(self._leave, opened), _nothing)
 
     def _leave(self, opened: Opened | None) -> None:
@@ -166,7 +169,9 @@ class StageClock:
             self._beyond[opened.name] = self._beyond.get(opened.name, 0.0) + took
 
     def take(self) -> list[Span]:
-        """Return the spans since the last call. An open stage is cut in two; spans beyond the limit are merged."""
+        """Return the times of stages since the last call. An open stage is cut in two; spans beyond the limit are
+        merged.
+        """
         now = time.perf_counter()
         for stack in list(self._open.values()):
             if stack:
@@ -177,12 +182,12 @@ class StageClock:
         return spans + [Span(name, self._base + now - took, took) for name, took in beyond.items()]
 
     def end_step(self, step: int) -> list[Span]:
-        """End the step and return its spans. Never raises."""
+        """Note that ``step`` has ended, and return the times of its stages. Never raises."""
         self.ended(step)
         return call_or(self.take, _nothing) or []
 
     def ended(self, step: int) -> None:
-        """Note that ``step`` is done, for the pace of the run."""
+        """Note that ``step`` has ended, for the pace of the run."""
         now = time.perf_counter()
         self._moved = now
         if not self.begins(step):
@@ -192,22 +197,24 @@ class StageClock:
         self._step, self._stepped, self.used = step, now, True
 
     def begins(self, step: int) -> bool:
-        """Return whether the step comes after the last one that ended."""
+        """Return whether ``step`` comes after the last step that ended."""
         return self._step is None or step > self._step
 
     @property
     def step(self) -> int | None:
-        """The last step that ended."""
+        """Last step that ended; None before the first."""
         return self._step
 
     @property
     def progress(self) -> float:
-        """Time at which the last step ended or the stage changed, on ``time.perf_counter``."""
+        """Time at which the last step ended or the stage changed, in seconds of ``time.perf_counter``."""
         return self._moved
 
     @property
     def patience_s(self) -> float:
-        """Seconds of quiet that are not a stall yet, as in :mod:`rlwatch.control.liveness` for rows."""
+        """Number of seconds without progress that are not a stall yet, as in
+        :mod:`rlwatch.control.liveness` for rows.
+        """
         floor = _floor()
         gaps = list(self._gaps)
         if not gaps:
@@ -216,18 +223,18 @@ class StageClock:
         return EARLIER * max(least, FACTOR * median(gaps), LONGEST_FACTOR * max(gaps))
 
     def running(self) -> list[Span]:
-        """Open stages of the thread that trains, innermost first, with the seconds since each began."""
+        """Return the open stages of the training thread, innermost first, each with the seconds since it began."""
         now = time.perf_counter()
         _, stack = self._training()
         return [Span(one.name, self._base + one.begin, now - one.begin) for one in reversed(stack)]
 
     def now(self) -> tuple[str, float | None]:
-        """Return the innermost stage and its beginning (Unix seconds); empty and None without a stage."""
+        """Return the innermost open stage and its beginning (Unix seconds); an empty text and None without a stage."""
         stages = self.running()
         return (stages[0].stage, stages[0].begin) if stages else ("", None)
 
     def thread(self) -> int:
-        """Return the training thread: the main one, unless only another one is in a stage."""
+        """Return the id of the training thread: the main thread, unless only another one is in a stage."""
         return self._training()[0]
 
     def _training(self) -> tuple[int, list[Opened]]:
@@ -246,7 +253,7 @@ def _floor() -> float | None:
 
 
 def seconds_of(spans: Sequence[Span]) -> dict[str, float]:
-    """Return metric -> seconds of each stage.
+    """Return metric ``time/stage/<stage>`` -> seconds, summed over the spans of each stage.
 
     >>> seconds_of([Span("reward", 0.0, 1.0), Span("update", 1.0, 2.0), Span("reward", 3.0, 0.5)])
     {'time/stage/reward': 1.5, 'time/stage/update': 2.0}
@@ -259,7 +266,7 @@ def seconds_of(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def batch_of_spans(step: int, spans: Sequence[Span], rank: int = 0) -> SpikeBatch | None:
-    """Return the spans as a record; None if there are none."""
+    """Return the times of the stages of ``step`` as a record for the store; None if there are none."""
     if not spans:
         return None
     import numpy as np  # loaded by now wherever a stage was entered; `import rlwatch` does without
@@ -276,7 +283,9 @@ def batch_of_spans(step: int, spans: Sequence[Span], rank: int = 0) -> SpikeBatc
 
 
 class StallWatch:
-    """Checks on a background thread whether a process stalls, and reports each stall once.
+    """Checks on a background thread whether a training process stalls, and reports each stall once.
+
+    A stall: the process is alive, but no step ends and the stage does not change.
 
     Parameters
     ----------
@@ -298,7 +307,7 @@ class StallWatch:
         self._since: float | None = None
 
     def look(self) -> None:
-        """Check, at most once a second. May raise."""
+        """Check for a stall, at most once a second. May raise."""
         now = time.perf_counter()
         if now < self._look_at:
             return
@@ -325,24 +334,25 @@ class StallWatch:
 
 
 class StallSink:
-    """The watch as a sink of the writer thread, which checks between two batches."""
+    """Sink of the writer thread that checks for a stall of the training process between two batches."""
 
     def __init__(self, watch: StallWatch) -> None:
         self._watch = watch
 
     def write(self, batch: Sequence[Item]) -> None:
-        """Do nothing: rows are not used."""
+        """Do nothing: this sink takes no rows."""
 
     def tick(self) -> None:
         """Check for a stall."""
         self._watch.look()
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is nothing to release."""
 
 
 def stall(stages: Sequence[Span], quiet_s: float, rank: int, thread: int, *, moves: bool) -> dict[str, Any]:
-    """Return the record of a stall: the stage and its beginning, the kind of stall, and the stacks of all threads.
+    """Return the body of an event that reports a stall: its stage and beginning, the kind of stall, and all threads'
+    stacks.
 
     Parameters
     ----------
@@ -351,7 +361,7 @@ def stall(stages: Sequence[Span], quiet_s: float, rank: int, thread: int, *, mov
     quiet_s
         Seconds since the last sign of progress.
     rank, thread
-        Rank of the process, and its training thread.
+        Rank of the process, and the id of its training thread.
     moves
         Whether the stack of that thread changed while it was quiet.
     """
@@ -389,9 +399,9 @@ def _sentence(what: str, name: str, rank: int, since: float, place: str) -> str:
 
 
 def frames_now() -> dict[int, FrameType]:
-    """Return the frame of each thread, by its ident, without a garbage collection in between.
+    """Return thread id -> its present frame, without a garbage collection in between.
 
-    Python 3.11 walks the threads under a lock. A collection there may run a finaliser that lets another thread go on,
+    Python 3.11 walks the threads under a lock. A collection there may run a finaliser that lets another thread run,
     which waits for that lock while it holds the interpreter: the process hangs for good (CPython issue 106883). The
     three calls are made by one loop in C, so that no other thread sees collections switched off.
     """
@@ -409,7 +419,10 @@ def frames_now() -> dict[int, FrameType]:
 
 
 def stacks_of_threads(first: int) -> list[dict[str, Any]]:
-    """Return name and stack of each thread but rlwatch's, ``first`` before the others; frames outermost first."""
+    """Return ``name`` and ``stack`` of each thread except rlwatch's, the thread ``first`` before the others.
+
+    A stack is a list of texts, outermost frame first.
+    """
     frames = frames_now()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
