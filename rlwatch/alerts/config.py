@@ -44,7 +44,7 @@ REFERENCE = "env:"
 
 MOST_BYTES = 65_536
 MOST_RULES = 200
-"""Limit for a file that came with the data: every rule costs the trainer time."""
+"""Largest number of rules in a file that came with the data: every rule costs the trainer time."""
 ADDED = ("kinds", "channels")
 TAKEN = ("min_severity", "for_steps", "for_critical", "keep_firing_for", "labels", "repeat_minutes")
 """Keys of a default rule that such a file may change: it adds to some and sets others; ``for_critical`` only
@@ -53,7 +53,10 @@ downwards."""
 
 @dataclass(frozen=True, slots=True)
 class ChannelConfig:
-    """One channel. ``options`` may name secrets (``"env:..."``) and contain an address: they are never shown."""
+    """Configuration of one notification channel: its name, its kind, and the options of that kind.
+
+    ``options`` may name secrets (``"env:..."``) and contain an address: they are never shown.
+    """
 
     name: str
     kind: str
@@ -62,11 +65,28 @@ class ChannelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The configuration that applies.
+    """The configuration that applies, from ``rlwatch.toml``, the environment and defaults.
 
-    ``warnings``: sentences about settings that are valid but hardly intended. ``actions``, ``rescue``: as in the file.
-    ``refused``: in one sentence, the settings that a file that came with the data may not make, else "". ``retention``:
-    kind -> seconds. ``map``: role -> names of metrics in logs.
+    Parameters
+    ----------
+    policy
+        Alert rules and their settings.
+    channels
+        Notification channels.
+    store_url, dashboard_url
+        Addresses of the store and the dashboard, if set.
+    path
+        File from which it was read; None: no file.
+    warnings
+        Sentences about settings that are valid but hardly intended.
+    actions, rescue
+        Permitted actions and rescue, as in the file.
+    refused
+        In one sentence, the settings that a file that came with the data may not make; empty: none.
+    retention
+        Kind of data -> seconds for which it is kept.
+    map
+        Role -> names of metrics in logs.
     """
 
     policy: AlertingConfig = field(default_factory=AlertingConfig)
@@ -83,16 +103,16 @@ class Config:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules that apply."""
+        """Alert rules that apply."""
         return self.policy.rules
 
     @property
     def channel_names(self) -> tuple[str, ...]:
-        """Return the channels for which messages can be written."""
+        """Names of the channels for which messages can be written."""
         return tuple(channel.name for channel in self.channels)
 
     def with_webhook(self, url: str, secret: str = "") -> Config:
-        """Return the same with this address for the channel ``webhook``; ``secret``, if given, replaces the file's."""
+        """Return a copy with this address for the channel ``webhook``; ``secret``, if given, replaces the file's."""
         old = next((c.options for c in self.channels if c.name == "webhook" and c.kind == "webhook"), {})
         options = {**old, "url": url} | ({"secret": secret} if secret else {})
         others = tuple(channel for channel in self.channels if channel.name != "webhook")
@@ -106,14 +126,14 @@ def load_config(
     webhook_url: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Config:
-    """Load the configuration that applies here.
+    """Load the configuration that applies here, from a file and the environment.
 
     Parameters
     ----------
     path
         The file; None: search for it.
     store_root
-        The last place to search, which holds only data.
+        Root of the store: the last place to search, where a file is only data.
     webhook_url
         Address of the channel ``webhook``; overrides file and environment.
     env
@@ -137,14 +157,16 @@ def load_config(
 def build_notifiers(
     config: Config, *, console: bool = True, env: Mapping[str, str] | None = None
 ) -> dict[str, Notifier]:
-    """Return channel -> notifier, with secrets from the environment; without the console unless ``console``.
+    """Create the notification channels of a configuration, with secrets from the environment; return name -> channel.
+
+    ``console``: whether to include channels that log to the console.
 
     Raises
     ------
     ConfigError
-        If a variable is not set or a notifier refuses its settings.
+        If a variable is not set or a channel refuses its settings.
     MissingExtraError
-        If a notifier's library is not installed.
+        If a channel's library is not installed.
     """
     env = os.environ if env is None else env
     return {
@@ -155,7 +177,11 @@ def build_notifiers(
 
 
 def own_file() -> Path | None:
-    """Return the named file, or the user's own in the working directory: for processes started elsewhere."""
+    """Return the absolute path of the user's configuration file, for a process that is started in another directory.
+
+    It is the file in ``RLWATCH_CONFIG``, or ``rlwatch.toml`` in the working directory if it is the user's own; None
+    without one.
+    """
     named = os.environ.get(CONFIG_VARIABLE)
     here = Path(FILE_NAME)
     if named:
@@ -164,7 +190,7 @@ def own_file() -> Path | None:
 
 
 def _find(named: str | os.PathLike[str] | None, store_root: str | os.PathLike[str] | None) -> tuple[Path | None, str]:
-    """Return the file that applies, and why it does not apply in full ("" if it does)."""
+    """Return the file that applies, and why it does not apply in full (empty if it does)."""
     if named is not None:
         if not Path(named).is_file():
             raise ConfigError(f"there is no configuration file {os.fspath(named)!r}; 'rlwatch rules init' writes one")
@@ -236,7 +262,10 @@ def _tuned_by(file: Path, foreign: str) -> Config:
 
 
 def tuned_config(file: Path, text: str, foreign: str = "it lies in a store") -> Config:
-    """Return the default rules as tuned by ``text`` of a file that came with the data; ``foreign``: the reason."""
+    """Return the default rules as changed by ``text`` of a file that came with the data, which may only tune rules.
+
+    ``foreign``: reason why the file is data, for messages. Other settings in it are listed in ``refused``.
+    """
     try:
         if len(text) > MOST_BYTES:
             raise ConfigError(f"{file} is larger than {MOST_BYTES} bytes")
@@ -260,7 +289,7 @@ def _table_list(value: object) -> list[object]:
 
 
 def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
-    """Return the tables of the file other than rules."""
+    """Return the names of the tables in the file other than rules."""
     tables = [f"[notify.{name}]" for name, _, _ in parsed.channels]
     tables += ["[[actions]]"] if parsed.actions else []
     tables += ["[[rescue]]"] if parsed.rescue else []
@@ -431,7 +460,7 @@ RESCUE = """
 
 
 def default_toml() -> str:
-    """Return the text of the file. Loading it gives the default rules."""
+    """Return the text of a commented ``rlwatch.toml`` with the default rules. Loading it gives the default rules."""
     usual = AlertingConfig()
     parts = [QUIET.format(by=_toml_text(usual.grouping.by.value), wait_s=_toml_text(usual.grouping.wait_s))]
     parts += [_toml_table("inhibit", inhibition, _LIKE) for inhibition in usual.inhibitions]
@@ -439,7 +468,9 @@ def default_toml() -> str:
 
 
 def rule_toml(rule: Rule, *, whole: bool = False) -> str:
-    """Return one ``[[rules]]`` table without default values; ``whole``: with every key that default rules set.
+    """Return a rule as a ``[[rules]]`` table of TOML without default values.
+
+    ``whole``: with every key that default rules set.
 
     >>> print(rule_toml(Rule("mine", kinds=("kl_drift",), for_steps=5)))
     [[rules]]
@@ -453,7 +484,7 @@ def rule_toml(rule: Rule, *, whole: bool = False) -> str:
 
 
 _LIKE = Inhibition(("x",))
-"""An inhibition with nothing but defaults, except for what it must name."""
+"""An inhibition that has only defaults, except for the kind that it must name."""
 
 
 def _toml_table(name: str, thing: DataclassInstance, plain: DataclassInstance, always: Sequence[str] = ()) -> str:

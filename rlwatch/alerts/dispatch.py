@@ -5,7 +5,7 @@ published, and each dispatcher reads and writes it in one transaction. So planni
 publishes nothing twice, and planning after a process died publishes what it could not.
 
 The order: read from the outbox what was published; derive from that, the state of each alert and the time what is due;
-hold back some of it (silences, quiet hours, inhibition, a group that is awaited), which is due again at the next look;
+hold back some of it (silences, quiet hours, inhibition, a group that is awaited), which is due again at the next check;
 group the rest into messages.
 """
 
@@ -32,8 +32,18 @@ from rlwatch.view import stored_explanation
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One alert in one message. ``group``: the leading alert of the alert group when this one was first published.
-    ``pending``: the message is not delivered yet.
+    """One alert in one message that was written to the outbox.
+
+    Parameters
+    ----------
+    alert_id, event, severity
+        The alert, the reported event, and the severity at which it was published.
+    channel, at
+        Channel and time of the message (Unix seconds).
+    group
+        Id of the alert that led the group when this alert was first published.
+    pending
+        Whether the message is not delivered yet.
     """
 
     alert_id: str
@@ -46,7 +56,7 @@ class Publication:
 
 
 class Publications:
-    """Everything that a set of messages published, by alert."""
+    """Everything that a set of messages published about alerts, by alert."""
 
     def __init__(self, messages: Iterable[OutboxMessage]) -> None:
         self._by_alert: dict[str, list[Publication]] = {}
@@ -55,7 +65,9 @@ class Publications:
                 self._by_alert.setdefault(publication.alert_id, []).append(publication)
 
     def of(self, alert_id: str, channel: str | None = None) -> list[Publication]:
-        """Return the publications of the alert, on one channel or on any, in order of writing."""
+        """Return the publications of an alert in the order in which they were written; on one channel, or on any
+        (None).
+        """
         every = self._by_alert.get(alert_id, [])
         return [publication for publication in every if channel is None or publication.channel == channel]
 
@@ -64,12 +76,14 @@ class Publications:
         return tuple(dict.fromkeys(publication.channel for publication in self.of(alert_id)))
 
     def group(self, alert_id: str, channel: str) -> str:
-        """Return the group in which ``channel`` was notified of this alert; the alert itself where it was not."""
+        """Return the id of the group in which ``channel`` was notified of this alert; the alert's own id where it was
+        not.
+        """
         earlier = self.of(alert_id, channel)
         return earlier[0].group if earlier else alert_id
 
     def members(self, group: str, channel: str) -> list[str]:
-        """Return the alerts of this group of which ``channel`` was notified."""
+        """Return the ids of the alerts in a group of which ``channel`` was notified."""
         return [
             alert_id
             for alert_id in self._by_alert
@@ -101,7 +115,10 @@ FRESH_S = 24 * 3600.0
 
 
 def due(case: AlertCase, publications: Publications, now: float) -> list[Notification]:
-    """Return the notifications of the alert that are due at ``now`` (Unix seconds), on all channels."""
+    """Return the notifications about an alert that are due at ``now`` (Unix seconds), on all channels.
+
+    They follow from the state of the alert, its rule, and what was already published. Silences are not considered here.
+    """
     alert = case.alert
     if alert.state is AlertState.RESOLVED:
         return list(_resolved(case, publications))
@@ -119,7 +136,7 @@ def due(case: AlertCase, publications: Publications, now: float) -> list[Notific
 
 
 def _resolved(case: AlertCase, publications: Publications) -> Iterator[Notification]:
-    """Yield one for every channel that was notified of the alert firing and not of its end."""
+    """Yield one notification for every channel that was notified of the alert firing and not of its end."""
     for channel in publications.channels(case.alert.alert_id):
         earlier = publications.of(case.alert.alert_id, channel)
         if AlertEvent.RESOLVED not in {publication.event for publication in earlier}:
@@ -146,7 +163,7 @@ def _first_publications(case: AlertCase, publications: Publications) -> Iterator
 
 
 def _eased(case: AlertCase, publications: Publications) -> Iterator[Notification]:
-    """Yield one for every channel that was notified of a higher severity than the present one."""
+    """Yield one notification for every channel that was notified of a higher severity than the present one."""
     alert = case.alert
     for channel in publications.channels(alert.alert_id):
         earlier = publications.of(alert.alert_id, channel)
@@ -186,7 +203,7 @@ def _unacknowledged(case: AlertCase, publications: Publications, now: float) -> 
 
 
 def _overdue(case: AlertCase, since: float, now: float) -> str:
-    """Return the reason to escalate now, in words; or ""."""
+    """Return the reason to escalate now, as text; empty if there is none."""
     rule, steps = case.rule, (case.run.last_step or 0) - case.alert.step
     if rule.escalate_after_minutes and now - since >= 60.0 * rule.escalate_after_minutes:
         return f"not acknowledged for {(now - since) / 60:.0f} minutes"
@@ -224,8 +241,9 @@ def _worse(one: Severity | None, other: Severity) -> Severity:
 
 
 def settling_steps(rule: Rule, alert: Alert) -> int:
-    """Return the steps for which a symptom must persist without its cause: the longer of the delays of its rule before
-    firing and before resolving.
+    """Return the number of steps for which a symptom must persist after its cause has ended to be published.
+
+    It is the longer of the rule's delays before firing and before resolving.
     """
     return max(rule.wait(alert.severity), rule.keep_firing_for)
 
@@ -237,11 +255,23 @@ def ended(alerts: Iterable[Alert]) -> list[Alert]:
 
 
 def settling(alert: Alert, rule: Rule, at: int | None, over: Sequence[Alert], inhibitions: Sequence[Inhibition]) -> str:
-    """Return the reason to hold back a firing ``alert`` at step ``at`` although its cause is over; or "".
+    """Return the reason to hold back a firing ``alert`` at step ``at`` although its cause is over; empty if there is
+    none.
 
     Only an alert that already fired, at this severity or worse, during one of the causes ``over`` is held back; one
     that begins or worsens later is published. A run whose steps went back to before the end of the cause waits for
     nothing.
+
+    Parameters
+    ----------
+    alert, rule
+        The alert and its rule.
+    at
+        Present step of the run; None: not known.
+    over
+        Alerts that have ended, which may be causes.
+    inhibitions
+        Which kinds of alerts hold back which others.
     """
     patience = settling_steps(rule, alert)
     for cause in over:
@@ -264,9 +294,22 @@ def held_back(
     inhibited: Mapping[str, str],
     now: float,
 ) -> str:
-    """Return the reason to hold back ``notification`` at ``now``, in words; or "". A resolution is never inhibited.
+    """Return the reason to hold back a notification at ``now`` (Unix seconds), as text; empty if it may be sent.
 
-    ``inhibited``: alert id -> description of a cause that fires or has just ended.
+    The end of an alert is never inhibited.
+
+    Parameters
+    ----------
+    notification
+        The notification.
+    policy
+        Quiet hours and grouping.
+    silences
+        Periods without notifications.
+    inhibited
+        Alert id -> description of a cause that fires or has just ended.
+    now
+        Unix seconds.
     """
     over = notification.event is AlertEvent.RESOLVED
     return (
@@ -278,7 +321,9 @@ def held_back(
 
 
 def silenced(notification: Notification, silences: Sequence[Silence], now: float) -> str:
-    """Return a description of the silence that matches, or ""."""
+    """Return a description of the silence (period without notifications) that covers a notification;
+    empty without one.
+    """
     case = notification.case
     for silence in silences:
         if silence.created_at <= now < silence.until and silence_matches(
@@ -289,7 +334,9 @@ def silenced(notification: Notification, silences: Sequence[Silence], now: float
 
 
 def in_quiet_hours(notification: Notification, policy: AlertingConfig, now: float) -> str:
-    """Return a description of the quiet hours that apply, or ""."""
+    """Return a description of the quiet hours that apply to a notification at ``now`` (Unix seconds);
+    empty if none do.
+    """
     for hours in policy.quiet_hours:
         until = hours.until(now)
         if until is not None and notification.severity.rank < hours.let_through.rank:
@@ -298,7 +345,7 @@ def in_quiet_hours(notification: Notification, policy: AlertingConfig, now: floa
 
 
 def awaits_group(notification: Notification, policy: AlertingConfig, now: float) -> str:
-    """Return :data:`WAITING` while the notification waits for others that begin with it; or ""."""
+    """Return :data:`WAITING` while a notification waits for others that begin with it; otherwise an empty text."""
     fired, wait = notification.case.alert.fired_at or 0.0, policy.grouping.wait_s
     if notification.event is AlertEvent.FIRING and wait and math.isfinite(fired) and 0 <= now - fired < wait:
         return WAITING
@@ -312,16 +359,28 @@ WAITING = "waits for others of its group"
 
 MOST_EARLIER = 5
 Explained = Callable[[str, int | None], tuple[Verdict, Diagnosis] | None]
-"""Returns state and diagnosis of a run (id) as of a step."""
+"""Returns state and diagnosis of a run (by id) as of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The time (Unix seconds), the runs and which of them are live, and the silences.
+    """Everything apart from alerts on which the decision about messages depends, read at one moment.
 
-    ``final``: no later decision will follow soon, so no alert waits for its group or to settle. ``cause(run_id, kind,
-    at)``: the likeliest cause of a kind of failure, from what was known at step ``at`` (None: now), if known.
-    ``headline(run_id, at)``: state and headline of the run, from the same.
+    Parameters
+    ----------
+    now
+        Unix seconds.
+    runs, live
+        Id -> run, and the ids of the live ones.
+    silences
+        Periods without notifications.
+    final
+        Whether no later decision will follow soon, so that no alert waits for its group or for the end of an
+        inhibition.
+    cause
+        ``cause(run_id, kind, at)``: likeliest cause of a kind of failure as known at step ``at`` (None: now), if any.
+    headline
+        ``headline(run_id, at)``: state and headline of the run as known at that step.
     """
 
     now: float
@@ -335,14 +394,18 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class DispatchPlan:
-    """Messages to write, and notifications that are due but held back, each with the reason."""
+    """Messages to write to the outbox, and notifications that are due but held back, each with the reason."""
 
     messages: tuple[OutboxMessage, ...] = ()
     held_back: tuple[tuple[Notification, str], ...] = field(default=())
 
 
 def decide(ledger: Ledger, policy: AlertingConfig, snapshot: Snapshot, dashboard_url: str = "") -> DispatchPlan:
-    """Decide what to write of the ledger's alerts. Alerts of rules that ``policy`` does not have are ignored."""
+    """Decide which messages to write about the alerts in ``ledger``. Alerts of rules that ``policy`` lacks are ignored.
+
+    ``dashboard_url``: address for links in the messages; empty: none. A pure function, so that every process decides
+    alike.
+    """
     publications = Publications(ledger.messages)
     cases = list(_cases(ledger, policy, snapshot))
     inhibited = _inhibited(cases, publications, policy, snapshot)
@@ -377,7 +440,8 @@ def _inhibited(
 ) -> dict[str, str]:
     """Return alert id -> description, for alerts whose cause fires or has just ended.
 
-    An alert that settles inhibits nothing. A cause that eased still inhibits: easing makes no symptom news.
+    An alert that is held back after the end of its cause inhibits nothing. A cause that eased still inhibits: easing
+    makes no symptom news.
     """
     settles = _settling(cases, policy, snapshot)
     firing = [_at_worst(each.alert, publications) for each in cases if _fires(each)]
@@ -475,23 +539,27 @@ def _cause(leading: Notification, snapshot: Snapshot) -> Cause | None:
 
 
 def _as_of_step(leading: Notification) -> int | None:
-    """Return the step by which the message judges: the alert's own for its first message; None: now."""
+    """Return the step as of which the message judges: the alert's own for its first message; None: now."""
     return leading.case.alert.step if leading.event in (AlertEvent.FIRING, AlertEvent.ESCALATED) else None
 
 
 CONSOLE = "console"
-"""Not written to the outbox: a process logs its own alerts at once."""
+"""Channel that is not written to the outbox: a process logs its own alerts at once."""
 
 
 class Dispatcher:
-    """Publishes the alerts of a store's runs.
+    """Publishes the alerts of a store's runs: stores them and writes due messages to the outbox.
 
     Parameters
     ----------
+    store
+        The store.
     policy
-        Rules and settings for all of them. Alerts of other rules are left to processes that have these rules.
+        Rules and settings for all of its runs. Alerts of other rules are left to processes that have these rules.
     dashboard_url
-        Address for the links in messages.
+        Address for the links in messages; empty: none.
+    clock
+        Clock; None: the machine's.
     live
         Returns whether a run is live; a trainer's own run always is.
     console
@@ -517,7 +585,8 @@ class Dispatcher:
         self._live = live
 
     def publish(self, run_id: str, alerts: Sequence[Alert] = (), *, final: bool = False) -> list[OutboxMessage]:
-        """Store the alerts and write what is due on their run to the outbox; returns the messages that are new.
+        """Store ``alerts`` of a run and write the messages that are due on the run to the outbox; return those that
+        are new.
 
         With ``final`` nothing waits for its group. May raise ``StoreBusyError``: nothing, or only the alerts, was
         stored then, and the same call may be repeated.
@@ -536,7 +605,7 @@ class Dispatcher:
         return self._store.publish(run_id, alerts, lambda ledger: self._decide(ledger, snapshot).messages)
 
     def _publish_project(self, run_id: str, *, final: bool) -> list[OutboxMessage]:
-        """Publish for the whole project: one message may cover several runs, so one process at a time decides."""
+        """Publish for the whole project: one message may cover several runs, so only one process at a time decides."""
         project = self._store.run(run_id).project
         runs = [run for run in self._store.runs() if run.project == project]
         snapshot = self._snapshot(runs, final=final)

@@ -1,6 +1,6 @@
 """Turn findings into alerts, one closed step after another: pending, firing, resolved.
 
-Causal and deterministic: decisions depend on the rules and on the steps given so far, never on time. Two engines given
+Causal and deterministic: decisions depend on the rules and on the steps so far, never on time. Two engines that receive
 the same steps decide the same, with the same alert ids, so a store keeps one of each.
 """
 
@@ -22,39 +22,39 @@ __all__ = ["AlertEngine", "DecisionReason", "Transition"]
 
 
 class AlertEvent(StrEnum):
-    """Kinds of message a receiver gets."""
+    """Kinds of events about an alert of which receivers are notified."""
 
     FIRING = "firing"
     ESCALATED = "escalated"
-    """It got worse."""
+    """The alert got worse."""
     EASED = "eased"
-    """It is not as bad any more, and not over."""
+    """The alert is less severe than before, and not over."""
     REPEATED = "repeated"
-    """It still fires, unacknowledged."""
+    """The alert still fires, unacknowledged."""
     UNACKNOWLEDGED = "unacknowledged"
-    """It was not acknowledged within the time of the rule: other channels are notified, or at a higher severity."""
+    """Not acknowledged within the time of the rule: other channels are notified, or at a higher severity."""
     RESOLVED = "resolved"
 
 
 class DecisionReason(StrEnum):
-    """Reasons of the engine's decisions. Those that end in ``_silent`` change nothing."""
+    """Reasons for the engine's decision on an alert at a step. Those that end in ``_silent`` change nothing."""
 
     FIRST_PENDING = "first_pending"
     """The condition began to hold; the rule asks for more steps."""
     PENDING_SILENT = "pending_silent"
-    """It still holds, not yet for long enough."""
+    """The condition still holds, not yet for long enough."""
     CONDITION_GONE = "condition_gone"
     """The condition ended before the alert fired: no channel is notified."""
     FIRED_AT_ONCE = "fired_at_once"
     """The rule has no delay."""
     HELD_FOR = "held_for"
-    """It has held for as long as the rule asks."""
+    """The condition has held for as long as the rule asks."""
     STILL_FIRING_SILENT = "still_firing_silent"
-    """Nothing new: this episode was published at this severity."""
+    """Nothing new: the alert was published at this severity."""
     ESCALATED = "escalated"
-    """It became worse than what was published."""
+    """The alert became worse than published."""
     EASED = "eased"
-    """It has been less severe than published for as long as the rule requires before it ends."""
+    """The alert has been less severe than published for as long as the rule requires before it ends."""
     KEPT_FIRING_SILENT = "kept_firing_silent"
     """The condition is gone, not yet for as long as the rule asks."""
     RESOLVED = "resolved"
@@ -62,7 +62,7 @@ class DecisionReason(StrEnum):
 
     @property
     def event(self) -> AlertEvent | None:
-        """Return the event to publish; None if there is none."""
+        """Event of which receivers are notified for this reason; None if there is none."""
         return _EVENTS.get(self)
 
     @property
@@ -82,7 +82,10 @@ _EVENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An alert after a decision at the row ``seq``, with the reason. ``ts``: the time of the row, never evaluated."""
+    """An alert after a decision at one row, with the reason and the rule.
+
+    ``ts``: time of the row (Unix seconds), never evaluated. ``seq``: position of the row in the run's stream.
+    """
 
     alert: Alert
     reason: DecisionReason
@@ -92,7 +95,7 @@ class Transition:
 
     @property
     def event(self) -> AlertEvent | None:
-        """Return the event to publish; None if there is none."""
+        """Event of which receivers are notified; None if there is none."""
         return self.reason.event
 
     @property
@@ -104,24 +107,28 @@ class Transition:
 # One episode of one rule and kind: pending, firing, resolved. Pure: steps in, reasons out.
 
 Back = Callable[[str], str]
-"""Returns the numbers by which a kind of failure recovered, in words; empty where there are none."""
+"""Returns a text with the values by which a kind of failure recovered; empty where there are none."""
 
 
 def no_numbers(_: str) -> str:
-    """Return an empty string."""
+    """Return an empty text: no values show a recovery."""
     return ""
 
 
 def alert_id(run_id: str, rule: str, kind: str, onset_seq: int) -> str:
-    """Return 16 hex digits: the same wherever and whenever the same rows are judged by the same rule."""
+    """Return the id of an alert as 16 hex digits, the same wherever the same rows are judged by the same rule.
+
+    ``onset_seq``: position of the row at which the alert began.
+    """
     return hashlib.sha256(f"{run_id}|{rule}|{kind}|{onset_seq}".encode()).hexdigest()[:16]
 
 
 @dataclass(slots=True)
 class RuleState:
-    """State kept between steps. ``since``, ``critical_since``, ``milder_since`` and ``gone_since`` are steps.
+    """State of one rule for one kind of finding, from the beginning of an alert to its end.
 
-    ``worst``: the worst published severity.
+    ``since``, ``critical_since``, ``milder_since`` and ``gone_since`` are steps since which the condition holds, is
+    critical, is less severe, or is gone. ``worst``: worst published severity.
     """
 
     rule: Rule
@@ -134,7 +141,11 @@ class RuleState:
     worst: Severity = Severity.INFO
 
     def hold(self, finding: Finding, step: int, ts: float, back: Back = no_numbers) -> DecisionReason:
-        """Take a step at which the condition holds."""
+        """Take a step at which the condition holds, update the alert, and return the reason for the decision.
+
+        ``finding``: the finding that represents the condition. ``ts``: Unix seconds. ``back``: returns the values by
+        which a kind recovered.
+        """
         firing = self.alert.state is AlertState.FIRING
         reason = self._go_on(finding, step) if firing else self._wait(finding, step)
         if reason is DecisionReason.STILL_FIRING_SILENT:
@@ -155,7 +166,10 @@ class RuleState:
         return reason
 
     def miss(self, step: int, ts: float, back: Back = no_numbers) -> DecisionReason:
-        """Take a step at which the condition does not hold."""
+        """Take a step at which the condition does not hold, update the alert, and return the reason for the decision.
+
+        ``ts``: Unix seconds. ``back``: returns the values by which a kind recovered.
+        """
         if self.alert.state is AlertState.PENDING:
             self._end(DecisionReason.CONDITION_GONE, step, ts, back)
             return DecisionReason.CONDITION_GONE
@@ -228,7 +242,10 @@ def _worse(one: Severity, other: Severity) -> Severity:
 
 
 def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> RuleState:
-    """Return a new episode; pass it the finding with :meth:`RuleState.hold` next."""
+    """Return the state of a new alert; pass it the finding with :meth:`RuleState.hold` next.
+
+    ``seq``: position of the row at which it begins, which is part of the alert's id.
+    """
     alert = Alert(
         alert_id=alert_id(run_id, rule.name, finding.kind, seq),
         run_id=run_id,
@@ -244,18 +261,18 @@ def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> Rul
 
 
 def alert_severity(rule: Rule, finding: Finding) -> Severity:
-    """Return the rule's severity if it has one, otherwise that of the finding."""
+    """Return the severity of an alert: the rule's if it has one, otherwise that of the finding."""
     return rule.severity or finding.severity
 
 
 def evidence(finding: Finding) -> dict[str, JSON]:
-    """Return the finding's numbers, with its metric, score and baseline where it has them."""
+    """Return the numbers behind a finding, with its metric, score and baseline where it has them."""
     own = {"metric": finding.metric or None, "score": finding.score, "baseline": finding.baseline}
     return {key: value for key, value in own.items() if value is not None} | dict(finding.evidence)
 
 
 def worst(findings: list[Finding]) -> Finding:
-    """Return the one that represents several of a kind: most severe, then highest score, then earliest."""
+    """Return the finding that represents several of one kind: the most severe, then highest score, then earliest."""
 
     def badness(finding: Finding) -> tuple[int, float, int, str, str]:
         score = finding.score if finding.score is not None and not math.isnan(finding.score) else -math.inf
@@ -272,15 +289,14 @@ class _At(NamedTuple):
 
 
 class AlertEngine:
-    """The states of all rules on one run.
+    """Applies all alert rules to the findings of one run, step by step, and keeps the state of its alerts.
 
     Pass every closed step in order, also those without findings: an alert resolves at a step without its condition.
-    ``seq`` must grow from step to step; it makes alert ids unique.
 
     Parameters
     ----------
     run_id
-        Part of every alert id.
+        Id of the run, which is part of every alert id.
     rules
         Evaluated in this order; names must differ.
 
@@ -304,10 +320,20 @@ class AlertEngine:
     def step(
         self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0, back: Back = no_numbers
     ) -> list[Transition]:
-        """Evaluate one closed step, given all findings whose condition holds at it.
+        """Apply the rules to one closed step; return the changes of alerts, in the order of the rules, then of kinds.
 
-        Return the changes, in the order of the rules, then of kinds. ``ts`` only stamps; ``back`` returns the numbers
-        by which a kind recovered.
+        Parameters
+        ----------
+        seq
+            Position of the row, which must grow from step to step; it makes alert ids unique.
+        step
+            The optimizer step.
+        holding
+            All findings whose condition holds at it.
+        ts
+            Time of the row (Unix seconds), with which changes are stamped.
+        back
+            Returns the values by which a kind recovered.
         """
         at, decisions = _At(seq, step, ts, back), []
         open_kinds: dict[str, list[str]] = {}
@@ -322,9 +348,9 @@ class AlertEngine:
         return self._answer(decisions)
 
     def arrival(self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0) -> list[Transition]:
-        """Evaluate findings that do not wait for their step to close.
+        """Apply the rules to findings on a single row, before its step closes; return the changes of alerts.
 
-        Only findings that their rule publishes at once count; nothing ends here.
+        Only findings that their rule publishes at once count; no alert ends here. Parameters are those of :meth:`step`.
         """
         at, decisions = _At(seq, step, ts), []
         for rule in self.rules:
@@ -334,11 +360,11 @@ class AlertEngine:
 
     @property
     def active(self) -> tuple[Alert, ...]:
-        """Return the alerts that are pending or firing now."""
+        """Alerts that are pending or firing now."""
         return tuple(episode.alert for episode in self._episodes.values())
 
     def open_ids(self) -> frozenset[str]:
-        """Return their ids."""
+        """Return the ids of the alerts that are pending or firing now."""
         return frozenset(alert.alert_id for alert in self.active)
 
     def _decide(self, at: _At, rule: Rule, kind: str, finding: Finding | None) -> Transition:

@@ -33,14 +33,14 @@ from rlwatch.records import (
 from rlwatch.view import stored_diagnosis
 
 NEAR = 50
-"""Steps within which alerts that begin are one incident: the horizon of a forecast."""
+"""Number of steps within which alerts that begin are one incident: the horizon of a forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Related alerts of one run: ``lead`` names it, the others, by onset, are its symptoms.
+    """Related alerts of one run: ``lead`` names the incident, ``symptoms`` are the other alerts, by onset.
 
-    ``cause``: the likeliest one, if the run's diagnosis names one that is at least plausible.
+    ``cause``: the likeliest cause, if the run's diagnosis names one that is at least plausible.
     """
 
     lead: Alert
@@ -49,42 +49,45 @@ class Incident:
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """Return all alerts, the leading one first."""
+        """All alerts of the incident, the leading one first."""
         return (self.lead, *self.symptoms)
 
     @property
     def run_id(self) -> str:
-        """Return the id of its run."""
+        """Id of the run."""
         return self.lead.run_id
 
     @property
     def firing(self) -> tuple[Alert, ...]:
-        """Alerts that fire."""
+        """Alerts of the incident that fire now."""
         return tuple(alert for alert in self.alerts if alert.state is AlertState.FIRING)
 
     @property
     def onset_step(self) -> int:
-        """Return the step at which the first of them began."""
+        """Step at which the first of the alerts began, in retrospect."""
         return min(alert.onset_step for alert in self.alerts)
 
     @property
     def fired_at(self) -> float | None:
-        """Return the time of the first that fired (Unix seconds)."""
+        """Time at which the first of the alerts fired (Unix seconds); None if none has fired."""
         return min((alert.fired_at for alert in self.alerts if alert.fired_at is not None), default=None)
 
     @property
     def severity(self) -> Severity:
-        """Return the present severity; once it is over, the worst one."""
+        """Worst severity of the firing alerts; once all are over, of all alerts."""
         return max((alert.severity for alert in self.firing or self.alerts), key=lambda severity: severity.rank)
 
     @property
     def heartbeat(self) -> bool:
-        """Return whether all that is known is that the run fell silent or ended with an error."""
+        """Return whether the incident consists only of alerts that the run fell silent or ended with an error."""
         return all(alert.kind in HEARTBEAT_KINDS for alert in self.alerts)
 
 
 def incidents_of(alerts: Iterable[Alert], diagnosis: Callable[[], Diagnosis | None] = lambda: None) -> list[Incident]:
-    """Return the incidents of one run, by onset; ``diagnosis`` is called only where several alerts may be related."""
+    """Group the alerts of one run into incidents, ordered by onset.
+
+    ``diagnosis`` returns the run's diagnosis; it is called only where several alerts may be related.
+    """
     ordered = sorted(alerts, key=lambda alert: (alert.onset_step, alert.alert_id))
     beats = [alert for alert in ordered if alert.kind in HEARTBEAT_KINDS]
     found = [alert for alert in ordered if alert.kind not in HEARTBEAT_KINDS]
@@ -141,7 +144,7 @@ class IncidentState(StrEnum):
     SILENCED = "silenced"
     INHIBITED = "inhibited"
     UNRESOLVED = "unresolved"
-    """Its run ended before it was over."""
+    """The run ended before the incident was over."""
     RESOLVED = "resolved"
 
 
@@ -151,8 +154,8 @@ QUIET = (IncidentState.ACKNOWLEDGED, IncidentState.SNOOZED, IncidentState.SILENC
 def standing_of(incident: Incident, quiet: Mapping[str, str], *, goes_on: bool = True) -> IncidentState:
     """Return the state of an incident.
 
-    ``quiet``: alert id -> why a firing alert is quiet. ``goes_on``: whether its run does. An incident is quiet once all
-    of its firing alerts are; its state is then the action that made them quiet.
+    ``quiet``: alert id -> reason why a firing alert is quiet. ``goes_on``: whether the run goes on. An incident is
+    quiet once all of its firing alerts are; its state is then the action that made them quiet.
     """
     firing = incident.firing
     if firing and not goes_on:
@@ -170,8 +173,20 @@ def standing_of(incident: Incident, quiet: Mapping[str, str], *, goes_on: bool =
 class IncidentRecord:
     """An incident with the messages, silences and audit entries about it.
 
-    ``run``: None where it cannot be read. ``quiet``: alert id -> why it is quiet. ``messages``, ``audit``: oldest
-    first; ``silences``: active ones that match any of its alerts.
+    Parameters
+    ----------
+    incident, run
+        The incident and its run; None where the run cannot be read.
+    standing
+        State of the incident.
+    quiet
+        Alert id -> reason why a firing alert is quiet.
+    acknowledgements
+        Acknowledgements of its alerts.
+    messages, audit
+        Messages and users' actions, oldest first.
+    silences
+        Active silences that match any of its alerts.
     """
 
     incident: Incident
@@ -185,17 +200,17 @@ class IncidentRecord:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether its run may still change it."""
+        """Return whether the run goes on, so that the incident may still change."""
         return self.run is None or self.run.state is RunState.RUNNING
 
     @property
     def open(self) -> bool:
-        """Return whether it fires in a run that goes on, quiet or not."""
+        """Return whether the incident fires in a run that goes on, quiet or not."""
         return self.goes_on and bool(self.incident.firing)
 
     @property
     def notes(self) -> tuple[AuditEntry, ...]:
-        """Return the notes that users left."""
+        """Notes that users left at the alerts of the incident."""
         return tuple(entry for entry in self.audit if entry.act == "note")
 
 
@@ -207,9 +222,10 @@ def dockets(
     run_id: str | None = None,
     diagnose: Callable[[RunInfo], Diagnosis] | None = None,
 ) -> list[IncidentRecord]:
-    """Return every incident of the store, or of one run, with a notification; the one that fired last first.
+    """Return every incident of the store, or of one run, with its messages and silences; the one that fired last first.
 
-    ``diagnose``: returns the diagnosis of a run; None: diagnose from the store. May raise ``StoreError``.
+    ``now``: Unix seconds. ``diagnose``: returns the diagnosis of a run; None: diagnose from the store. May raise
+    ``StoreError``.
     """
     runs = {run.run_id: run for run in store.runs()}
     alerts = store.alerts(run_id)
@@ -231,7 +247,7 @@ def dockets(
 
 
 class _Desk:
-    """Everything that was written about alerts, by alert."""
+    """All messages and audit entries about alerts, by alert."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Find the alerts of a message, and the silence that covers them. Light, because every deliverer imports it."""
+"""Find the alerts in a message, and the silence that covers them. Few imports, because every deliverer imports it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from rlwatch.records import JSON, Alert, AlertState, OutboxMessage, RunInfo, Sev
 
 
 def alert_ids(message: OutboxMessage) -> tuple[str, ...]:
-    """Return the ids of the alerts of a message, the leading one first."""
+    """Return the ids of the alerts in a message, the leading one first."""
     return tuple(dict.fromkeys([message.alert_id, *(str(alert.get("id", "")) for alert in alerts_in(message))]))
 
 
 def alerts_in(message: OutboxMessage) -> list[Mapping[str, JSON]]:
-    """Return the alerts of a message as its payload has them, the leading one first."""
+    """Return the alerts in a message as its payload describes them, the leading one first."""
     payload = message.payload
     every = [payload.get("alert"), *(payload.get("also") or ())]
     return [alert for alert in every if isinstance(alert, Mapping)] or [{"id": message.alert_id}]
 
 
 def quiet_words(silence: Silence) -> str:
-    """Return ``silenced by ann: repair``, ``snoozed by ann: later``."""
+    """Return who silenced or snoozed alerts, and why: ``silenced by ann: repair``, ``snoozed by ann: later``."""
     done = "snoozed" if silence.alerts else "silenced"
     return f"{done} by {silence.by}" + (f": {silence.why}" if silence.why else "")
 
 
 def silence_matches(silence: Silence, alert: Alert, run: RunInfo | None, labels: Mapping[str, str]) -> bool:
-    """Return whether the silence covers this alert, at any time; ``run`` None: only its id is known."""
+    """Return whether a silence covers an alert, at any time.
+
+    ``run`` None: only its id is known. ``labels``: those of the alert's rule.
+    """
     names = {alert.run_id, run.name if run else alert.run_id}
     return (
         (not silence.run or silence.run in names)
@@ -40,9 +43,9 @@ def silence_matches(silence: Silence, alert: Alert, run: RunInfo | None, labels:
 
 
 def silence_of(message: OutboxMessage, silences: Sequence[Silence], now: float) -> Silence | None:
-    """Return the silence that covers every alert of a written message at ``now``; None without one.
+    """Return the silence that covers every alert in a message at ``now`` (Unix seconds); None without one.
 
-    Of several, return the one that ends last.
+    Of several, it is the one that ends last.
     """
     lasting = [each for each in silences if each.created_at <= now < each.until]
     named = list(_named_alerts(message)) if lasting else []

@@ -1,4 +1,4 @@
-"""Messages to receivers: one for the alerts of a group that are published together, event and channel.
+"""Messages to receivers: one for the alerts of a group that are published together, for each event and channel.
 
 The payload, a JSON object (``schema_version`` 1)::
 
@@ -65,7 +65,10 @@ TRIAL_EVENT = "test"
 
 @dataclass(frozen=True, slots=True)
 class AlertCase:
-    """One alert with everything that decides which of its notifications are due. ``live``: its run goes on."""
+    """One alert with everything that decides which notifications about it are due.
+
+    ``rule``, ``run``: its rule and run. ``live``: whether the run goes on. ``acknowledgement``: a user's, if any.
+    """
 
     alert: Alert
     rule: Rule
@@ -75,14 +78,18 @@ class AlertCase:
 
     @property
     def acknowledged(self) -> bool:
-        """Return whether it was acknowledged at its present severity."""
+        """Return whether the alert was acknowledged at its present severity or a higher one."""
         taken = self.acknowledgement
         return taken is not None and taken.severity.rank >= self.alert.severity.rank
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One event of one alert for one channel. ``number`` counts repeats; ``why``: reason to publish it now."""
+    """One event of one alert for one channel, before it becomes a message.
+
+    ``severity``: severity at which it is published. ``why``: reason to publish it now. ``number``: number of earlier
+    repeats.
+    """
 
     case: AlertCase
     event: AlertEvent
@@ -110,21 +117,21 @@ def compose_message(
     Parameters
     ----------
     notifications
-        The first leads.
+        Notifications; the first one leads.
     group
-        The leading alert when the channel was first notified of the group; by default the leading one.
+        Id of the alert that led when the channel was first notified of the group; by default of the leading one.
     firing
-        How many alerts of the group fire now.
+        Number of alerts of the group that fire now.
     earlier
         Alerts that already fired on the run.
     cause
         The likeliest cause.
     headline
-        State and headline of its run.
+        State and headline of the run.
     dashboard_url
         Address of the dashboard; its query (the access token) is not passed on.
     now
-        Time of writing.
+        Time of writing, Unix seconds.
     """
     first = notifications[0]
     alert = first.case.alert
@@ -147,7 +154,9 @@ def compose_message(
 
 
 def message_id(alert_id: str, event: AlertEvent, severity: Severity, channel: str, number: int = 0) -> str:
-    """Return 32 hex digits; ``number`` distinguishes repeats."""
+    """Return the id of a message as 32 hex digits; the same event gives the same id. ``number``
+    distinguishes repeats.
+    """
     identity = f"{alert_id}|{event.value}|{severity.value}|{channel}" + (f"|{number}" if number else "")
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
@@ -161,7 +170,23 @@ def payload(
     headline: tuple[str, str] = ("", ""),
     dashboard_url: str = "",
 ) -> dict[str, JSON]:
-    """Return the payload described above."""
+    """Return the payload of a message, as the module describes it.
+
+    Parameters
+    ----------
+    notifications
+        Notifications of one event and channel; the first one leads.
+    group
+        ``id`` of the group, and number of its alerts that fire now (``firing``).
+    earlier
+        Alerts that already fired on the run.
+    cause
+        The likeliest cause; None: not known.
+    headline
+        State and headline of the run.
+    dashboard_url
+        Address of the dashboard; empty: no link.
+    """
     first = notifications[0]
     alert, run = first.case.alert, first.case.run
     known = advice(alert.kind, run.source)
@@ -185,9 +210,10 @@ def payload(
 
 
 def summary(notifications: Sequence[Notification], cause: Cause | None = None) -> str:
-    """Return one line: what, how severe, which run, which step, what else, and the cause where it is another failure.
+    """Return a message in one line: event, severity, run, kind, step, other alerts, and the cause if it is another
+    failure.
 
-    For alerts that eased or are over: since when, and by which numbers.
+    For alerts that eased or are over it has the step since when, and the values that show it.
     """
     first = notifications[0]
     alert = first.case.alert
@@ -212,7 +238,7 @@ def _named(notification: Notification, leading: RunInfo) -> str:
 
 
 def run_page(dashboard_url: str, run_id: str) -> str:
-    """Return the run's page of the dashboard, without the query of the address.
+    """Return the address of a run's page in the dashboard, without the query of the dashboard's address.
 
     >>> run_page("http://host:8501/?token=abc", "seed 3")
     'http://host:8501/run?run=seed%203'
@@ -258,7 +284,10 @@ def _alert(notification: Notification) -> dict[str, JSON]:
 
 
 def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage:
-    """Compose a trial message with the parts of an alert's message, which states that it is a trial."""
+    """Compose a test message for ``channel`` with the parts of an alert's message, which states that it is a test.
+
+    ``now``: Unix seconds.
+    """
     text = f"test message from {socket.gethostname()}: no alert, this channel works"
     trial_id = uuid.uuid4().hex
     alert: dict[str, JSON] = {

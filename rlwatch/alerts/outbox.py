@@ -25,12 +25,14 @@ from rlwatch.records import AlertState, OutboxMessage, OutboxStatus, RunInfo
 from rlwatch.store.url import open_store
 
 Backoff = Callable[[int], float]
-"""``backoff(attempts)``: seconds to wait after so many failed tries (>= 1)."""
+"""``backoff(attempts)``: seconds to wait after so many failed attempts (>= 1)."""
 
 
 def exponential(*, first_s: float = 5.0, longest_s: float = 900.0, jitter_s: float = 5.0) -> Backoff:
-    """``first_s * 2**(attempts - 1)``, at most ``longest_s``, plus a random part below ``jitter_s`` so that
-    many senders do not return at once.
+    """Return a function from the number of failed attempts to the seconds until the next one, which double each time.
+
+    They begin with ``first_s``, are at most ``longest_s``, and have a random part below ``jitter_s`` so that many
+    senders do not return at once.
 
     Raises
     ------
@@ -55,19 +57,26 @@ def exponential(*, first_s: float = 5.0, longest_s: float = 900.0, jitter_s: flo
 # The outcome of a delivery attempt: sent, to be repeated, or given up. Pure.
 
 LONGEST_WISH_S = 3600.0
-"""Longest delay that a receiver can request (``Retry-After``)."""
+"""Longest delay in seconds that a receiver can request (``Retry-After``)."""
 
 _EVENT_ORDER = {"firing": 0, "escalated": 1, "eased": 1, "repeated": 1, "unacknowledged": 1, "resolved": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Delays between attempts, and when to give up.
+    """Delays between attempts to deliver a message, and when to give up.
 
-    ``backoff(attempts)`` seconds pass between attempts. A message is given up when its ``max_attempts``-th attempt
-    fails, or one fails more than ``max_age_s`` after it was written. So a message that waited over a weekend because no
-    process ran still gets its attempt. A message without an attempt for ``stale_s`` is out of date: a webhook that is
-    configured today does not get last month's crashes.
+    A message that waited over a weekend because no process ran still gets an attempt. A webhook that is configured
+    today does not get last month's crashes.
+
+    Parameters
+    ----------
+    backoff
+        Seconds between attempts, by the number of failed ones.
+    max_attempts, max_age_s
+        A message is given up when this attempt fails, or when one fails so many seconds after it was written.
+    stale_s
+        A message without an attempt for so many seconds is out of date.
     """
 
     backoff: Backoff
@@ -76,12 +85,12 @@ class Patience:
     stale_s: float = 7 * 24 * 3600.0
 
     def stale(self, message: OutboxMessage, now: float) -> bool:
-        """Return whether a message without an attempt is too old to be delivered."""
+        """Return whether a message without an attempt is too old to be delivered. ``now``: Unix seconds."""
         return message.attempts == 0 and 0 < message.created_at < now - self.stale_s
 
 
 def after_try(message: OutboxMessage, delivery: Delivery, now: float, patience: Patience) -> OutboxMessage:
-    """Return the message after an attempt that ended at ``now`` (Unix seconds)."""
+    """Return the message with the outcome of a delivery attempt that ended at ``now`` (Unix seconds)."""
     tried = replace(message, attempts=message.attempts + 1)
     if delivery.ok:
         return replace(tried, status=OutboxStatus.SENT, sent_at=now, last_error="")
@@ -102,7 +111,7 @@ def _why_given_up(tried: OutboxMessage, delivery: Delivery, now: float, patience
 
 
 def precedes(first: OutboxMessage, second: OutboxMessage) -> bool:
-    """Return whether ``first`` must reach the channel before ``second``: a receiver must not read "firing" after
+    """Return whether ``first`` must reach its channel before ``second``: no receiver may read "firing" after
     "resolved".
     """
     return (
@@ -113,7 +122,7 @@ def precedes(first: OutboxMessage, second: OutboxMessage) -> bool:
 
 
 def is_first(message: OutboxMessage) -> bool:
-    """Return whether no message can precede it."""
+    """Return whether the message is the first about its alert, so that no other one must be delivered before it."""
     return _place(message)[0] == 0
 
 
@@ -124,20 +133,23 @@ def _place(message: OutboxMessage) -> tuple[int, float]:
 logger = logging.getLogger("rlwatch")
 
 LEASE_S = 60.0
-"""Time for which a message is leased; longer than any notifier's time limit."""
+"""Seconds for which a message is leased; longer than any channel's time limit."""
 
 SILENCE_S = 60.0
-"""Seconds before a silenced message is looked at again: a silence may be ended early."""
+"""Seconds before a silenced message is checked again: a silence may be ended early."""
 SILENCED = "kept back: "
 """Beginning of the last error of a message that is, or was, silenced."""
 
 UNKNOWN_CHANNEL_S = 60.0
-"""Seconds before a message of a channel that this process lacks is looked at again."""
+"""Seconds before a message of a channel that this process lacks is checked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """Messages by outcome. ``waiting``: without an attempt; ``busy``: rounds that a busy store ended."""
+    """Numbers of messages by outcome of a delivery.
+
+    ``waiting``: put back without an attempt. ``busy``: number of rounds that a busy store ended.
+    """
 
     sent: int = 0
     retried: int = 0
@@ -150,21 +162,25 @@ class DeliveryReport:
 
 
 class Deliverer:
-    """Deliver what is due. It never sleeps: the time of the next attempt is in the message's row.
+    """Delivers the messages of a store's outbox that are due, through the channels of this process.
+
+    It never sleeps: the time of the next attempt is in the message's row.
 
     Parameters
     ----------
     store
-        Holds the outbox.
+        Store with the outbox.
     notifiers
-        Channel -> notifier. Messages of other channels are left to processes that have them.
+        Name -> channel. Messages of other channels are left to processes that have them.
+    clock
+        Clock; None: the machine's.
     patience
-        When to try again and when to give up.
+        When to try again and when to give up; None: defaults.
 
     Raises
     ------
     MissingExtraError
-        If a notifier may have to retry and tenacity is not installed.
+        If a channel may have to retry and tenacity is not installed.
     """
 
     def __init__(
@@ -184,7 +200,7 @@ class Deliverer:
         """Number of exceptions raised by notifiers, which must not raise."""
 
     def run_once(self, *, enough: Callable[[], bool] = lambda: False) -> DeliveryReport:
-        """Try every due message once; begin no further one after ``enough()``.
+        """Try every due message once and return the outcomes; begin no further one after ``enough()`` returns True.
 
         A busy store ends the round without losing a message.
         """
@@ -306,25 +322,25 @@ def _default_patience(notifiers: Mapping[str, Notifier]) -> Patience:
 # Delivery in the background, for a trainer, ``rlwatch watch`` or the dashboard.
 
 IDLE_SHARE = 0.01
-"""Largest share of its time that the thread spends looking at an empty outbox."""
+"""Largest share of its time that the thread spends reading an empty outbox."""
 
 
 class DeliveryThread:
-    """Deliver until stopped. A daemon: it does not keep a process alive.
+    """Daemon thread that delivers the messages of a store's outbox until it is stopped.
 
     Parameters
     ----------
     store, notifiers, clock, patience
         As for :class:`rlwatch.alerts.outbox.Deliverer`.
     poll_s
-        Seconds between looks at the outbox, more where looking is slow; :meth:`wake` requests one now.
+        Seconds between reads of the outbox, more where reading is slow; :meth:`wake` requests one now.
     failed
         Called with the error of every failed round.
 
     Raises
     ------
     MissingExtraError
-        As for the Deliverer.
+        If a channel may have to retry and tenacity is not installed.
     """
 
     def __init__(
@@ -353,12 +369,12 @@ class DeliveryThread:
 
     @property
     def alive(self) -> bool:
-        """True while its thread runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     @property
     def errors(self) -> int:
-        """Return the number of exceptions raised by notifiers, which must not raise."""
+        """Number of exceptions raised by channels, which must not raise."""
         return self._deliverer.errors
 
     def start(self) -> None:
@@ -366,13 +382,13 @@ class DeliveryThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at the outbox now, because there is something new."""
+        """Read the outbox now, because there is a new message."""
         self._wakeup.set()
 
     def stop(self, deadline_s: float = 5.0) -> bool:
-        """Deliver what is due, for at most ``deadline_s`` seconds, and end; return whether it ended in time.
+        """Deliver due messages for at most ``deadline_s`` seconds and end the thread; return whether it ended in time.
 
-        The rest stays in the outbox for the next process.
+        Undelivered messages remain in the outbox for the next process.
         """
         if self._stop_at is None:
             self._stop_at = self._clock.monotonic() + deadline_s
@@ -388,7 +404,7 @@ class DeliveryThread:
         self.look()
 
     def look(self) -> float:
-        """Deliver what is due; return the seconds until the next look."""
+        """Deliver due messages; return the seconds until the next read of the outbox."""
         began = self._clock.monotonic()
         report = sheltered(lambda: self._deliverer.run_once(enough=self._out_of_time), self._note)
         if report is None:  # a broken store must not end delivery
@@ -415,7 +431,7 @@ ABSENT = Delivery(ok=False, reason="cannot be tried from here: only the trainer'
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Outcome of one trial message."""
+    """Outcome of one test message: the channel, the id of the message, and the result of its delivery."""
 
     channel: str
     message_id: str
@@ -423,7 +439,7 @@ class Trial:
 
 
 class _Overheard:
-    """Wrap a notifier and keep its last outcome: rows keep no reason for a success."""
+    """Wrapper of a channel that keeps its last outcome: rows keep no reason for a success."""
 
     def __init__(self, notifier: Notifier) -> None:
         self.name, self.outcome = notifier.name, ABSENT
@@ -438,9 +454,9 @@ class _Overheard:
 def try_channels(
     notifiers: Mapping[str, Notifier], *, dashboard_url: str = "", clock: Clock | None = None
 ) -> list[Trial]:
-    """Send one message to each channel, once, and report the answer of its receiver.
+    """Send one test message to each channel, once, and return the answers of the receivers.
 
-    It uses its own outbox in a temporary directory: no run's alerts are touched.
+    It uses its own outbox in a temporary directory: no run's alerts are touched. ``notifiers``: name -> channel.
     """
     from rlwatch.alerts.messages import trial_message  # with all of diagnosis, which a trainer delivers without
 

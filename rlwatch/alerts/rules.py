@@ -24,11 +24,11 @@ from rlwatch.wording import nearest
 
 SILENT, CRASHED = "run_silent", "run_crashed"
 HEARTBEAT_KINDS = (SILENT, CRASHED)
-"""Kinds that no detector reports: the watcher of the store judges them (:mod:`rlwatch.monitor.watchman`)."""
+"""Kinds that no detector reports: the watchman judges them from the store (:mod:`rlwatch.monitor.watchman`)."""
 
 
 def builtin_kinds() -> tuple[str, ...]:
-    """Return the kinds that exist without plugins."""
+    """Return the kinds of findings that exist without plugins."""
     return tuple(kinds())
 
 
@@ -38,7 +38,10 @@ def unknown_kinds(
     actions: Iterable[Mapping[str, JSON]] = (),
     known: Sequence[str] | None = None,
 ) -> list[str]:
-    """Return one sentence for each kind that a rule, inhibition or action (its table) names and nothing reports."""
+    """Return one sentence for each kind of finding that a rule, inhibition or action names and no detector reports.
+
+    ``actions``: tables of actions in the configuration. ``known``: kinds that exist; None: those without plugins.
+    """
     known = builtin_kinds() if known is None else known
     named = [(f"rule {rule.name!r}", kind) for rule in rules for kind in (*rule.kinds, *rule.except_kinds)]
     named += [("inhibit", kind) for inhibition in inhibitions for kind in (*inhibition.when, *inhibition.mutes)]
@@ -60,7 +63,7 @@ _RULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def check_rule_name(value: object) -> None:
-    """Check a name that is part of an alert's identity and of a TOML key."""
+    """Check the name of a rule, which is part of an alert's id and of a TOML key. Raises ``ConfigError``."""
     if not isinstance(value, str) or not _RULE_NAME.fullmatch(value):
         raise ConfigError(
             "a rule's name is made of letters, digits, '_', '.' and '-' and begins with a letter or digit: "
@@ -69,7 +72,7 @@ def check_rule_name(value: object) -> None:
 
 
 def check_names(rule: str, key: str, value: object) -> tuple[str, ...]:
-    """Return a sequence of non-empty names."""
+    """Return ``value`` as a tuple of non-empty names. Raises ``ConfigError`` with the rule, the key and the value."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"rule {rule!r}: {key} must be a list of names, got {value!r}")
     given = tuple(value)
@@ -80,7 +83,9 @@ def check_names(rule: str, key: str, value: object) -> tuple[str, ...]:
 
 
 def check_severity(rule: str, key: str, value: object) -> Severity | None:
-    """Return a severity, or None for keys that need not be set."""
+    """Return ``value`` as a severity, or None for keys that need not be set. Raises ``ConfigError`` for any other
+    value.
+    """
     if value is None and key != "min_severity":
         return None
     try:
@@ -90,7 +95,7 @@ def check_severity(rule: str, key: str, value: object) -> Severity | None:
 
 
 def check_steps(rule: str, key: str, value: object) -> None:
-    """Check a whole number of steps >= 0, or for ``for_critical`` None."""
+    """Check that ``value`` is a whole number of steps >= 0, or for ``for_critical`` None. Raises ``ConfigError``."""
     if value is None and key == "for_critical":
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -98,20 +103,23 @@ def check_steps(rule: str, key: str, value: object) -> None:
 
 
 def check_minutes(rule: str, key: str, value: object) -> float:
-    """Return a time in minutes >= 0."""
+    """Return ``value`` as a time in minutes >= 0. Raises ``ConfigError`` for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError(f"rule {rule!r}: {key} must be a number of minutes >= 0, got {value!r}")
     return float(value)
 
 
 def check_flag(rule: str, key: str, value: object) -> None:
-    """Check for True or False."""
+    """Check that ``value`` is True or False. Raises ``ConfigError``."""
     if not isinstance(value, bool):
         raise ConfigError(f"rule {rule!r}: {key} must be true or false, got {value!r}")
 
 
 def check_escalation(rule: str, after: float, to: tuple[str, ...], level: Severity | None) -> None:
-    """Check that escalation has both a time and a target."""
+    """Check that the escalation of a rule has both a time and a target. Raises ``ConfigError``.
+
+    ``after``: minutes or steps. ``to``: channels. ``level``: severity.
+    """
     if after and not to and level is None:
         raise ConfigError(
             f"rule {rule!r}: it escalates, but to no channel and no severity: set escalate_to or escalate_severity"
@@ -123,13 +131,13 @@ def check_escalation(rule: str, after: float, to: tuple[str, ...], level: Severi
 
 
 def check_patience(rule: str, for_steps: int, for_critical: int | None) -> None:
-    """Check that critical findings do not wait longer than others."""
+    """Check that critical findings do not wait longer than others before an alert fires. Raises ``ConfigError``."""
     if for_critical is not None and for_critical > for_steps:
         raise ConfigError(f"rule {rule!r}: for_critical must not exceed for_steps ({for_steps}), got {for_critical!r}")
 
 
 def check_labels(rule: str, value: object) -> dict[str, str]:
-    """Return a table of text to text."""
+    """Return ``value`` as a table of text to text. Raises ``ConfigError`` for any other value."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"rule {rule!r}: labels must be a table of text, got {value!r}")
     for key, text in value.items():
@@ -139,23 +147,23 @@ def check_labels(rule: str, value: object) -> dict[str, str]:
 
 
 WARNING_STEPS = 10
-"""By default a warning must last this many steps: one odd step is no alert. A critical one is published at once."""
+"""Default number of steps that a warning must last: one odd step is no alert. A critical one is published at once."""
 
 FORECAST_STEPS = 2
-"""By default a forecast of a failure must last this many steps: each is smoothed over rows already."""
+"""Default number of steps that a forecast of a failure must last: each is smoothed over rows already."""
 
 KEEP_STEPS = 20
-"""By default an alert outlives its condition by this many steps: a flickering one is one episode."""
+"""Default number of steps by which an alert outlives its condition: a flickering one is one alert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Turns findings into at most one alert per kind at a time.
+    """An alert rule: turns findings into at most one alert for each kind of finding at a time.
 
     Parameters
     ----------
     name
-        Letters, digits, ``_``, ``.`` and ``-``; part of the alert's identity.
+        Letters, digits, ``_``, ``.`` and ``-``; part of the alert's id.
     kinds, detectors
         Findings of this rule; empty means all.
     except_kinds
@@ -163,15 +171,14 @@ class Rule:
     min_severity
         Findings below it count as absent.
     for_steps
-        How long the condition must hold without a gap before the alert fires: it fires at the first
-        evaluated step s with ``s - since >= for_steps``, where ``since`` is the first step it held. 0 fires
-        at once.
+        Number of steps for which the condition must hold without a gap before the alert fires: it fires at the first
+        evaluated step s with ``s - since >= for_steps``, where ``since`` is the first step it held. 0 fires at once.
     for_critical
-        The same for a finding that is critical, at most ``for_steps``; None: as ``for_steps``.
+        Number of steps for a finding that is critical, at most ``for_steps``; None: as ``for_steps``.
     keep_firing_for
-        How long a firing alert outlives its condition: it resolves at the first evaluated step s with ``s - gone >=
-        keep_firing_for``, where ``gone`` is the first step without the condition. If the condition returns before that,
-        the alert continues and no channel is notified twice.
+        Number of steps by which a firing alert outlives its condition: it resolves at the first evaluated step s with
+        ``s - gone >= keep_firing_for``, where ``gone`` is the first step without the condition. If the condition
+        returns before that, the alert continues and no channel is notified twice.
     severity
         Overrides the finding's severity in the alert.
     labels
@@ -179,7 +186,7 @@ class Rule:
     channels
         Names of the channels to notify; empty records the alert without a notification.
     repeat_minutes
-        Interval of repeats until it is over or acknowledged; 0: none.
+        Interval of repeats until the alert is over or acknowledged; 0: none.
     escalate_after_minutes, escalate_after_steps
         Time without acknowledgement after which the alert escalates: minutes after it was published, or steps after it
         fired or got worse, whichever comes first. 0: never.
@@ -241,14 +248,14 @@ class Rule:
         )
 
     def wait(self, severity: Severity) -> int:
-        """Return the steps for which a finding of this severity must hold before the alert fires."""
+        """Return the number of steps for which a finding of this severity must hold before the alert fires."""
         if severity is Severity.CRITICAL and self.for_critical is not None:
             return self.for_critical
         return self.for_steps
 
 
 REPEAT_MINUTES = 240.0
-"""By default a firing alert that was not acknowledged is published again every four hours."""
+"""Default interval in minutes at which a firing alert that was not acknowledged is published again: four hours."""
 
 
 USUAL: Mapping[str, Any] = {
@@ -272,11 +279,13 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     # A silent run is not live, and exactly that is to be published.
     "heartbeat": {"repeat_minutes": REPEAT_MINUTES, "only_live": False},
 }
-"""The default rules but ``other``, in order, with their delays. The catalogue lists the kinds of each."""
+"""The default rules except ``other``, in order, with their delays. The catalogue lists the kinds of each."""
 
 
 def default_rules() -> tuple[Rule, ...]:
-    """Return one rule per failure, one for all other findings, and one for the run itself; info is not published.
+    """Return the default alert rules: one for each failure, one for all other findings, and one for heartbeats.
+
+    Findings of severity info raise no alert.
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
     ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'no-signal', 'reward', 'length', 'text', 'throughput',
@@ -293,7 +302,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class GroupBy(StrEnum):
-    """The property that alerts which begin together must have in common to share a message."""
+    """The property that alerts which begin together must have in common to share a message: none, run or project."""
 
     NONE = "none"
     RUN = "run"
@@ -302,7 +311,11 @@ class GroupBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AlertGrouping:
-    """``wait_s``: seconds a firing alert waits for its group; 0: alerts of one step share a message."""
+    """Settings for sharing messages between alerts.
+
+    ``by``: property that they must have in common. ``wait_s``: seconds for which a firing alert waits for others; 0:
+    alerts of one step share a message. Raises ``ConfigError`` for an invalid value.
+    """
 
     by: GroupBy = GroupBy.RUN
     wait_s: float = 0.0
@@ -320,7 +333,7 @@ class QuietHours:
     """Hours from ``start`` to ``end`` in which only alerts of ``let_through`` and worse are published.
 
     Times are local to ``time_zone``, over midnight if end <= start. Other alerts follow afterwards, if they still hold.
-    ``days``: days of ``mon``...``sun`` on which the hours begin.
+    ``days``: days of ``mon``...``sun`` on which the hours begin. Raises ``ConfigError`` for an invalid value.
     """
 
     start: time
@@ -339,7 +352,7 @@ class QuietHours:
             raise ConfigError(f"quiet_hours: from and to are both {self.start:%H:%M}; leave the table out for none")
 
     def zone(self) -> tzinfo:
-        """Return the time zone. Raises ``ConfigError`` for a name this machine does not know."""
+        """Return the time zone of the quiet hours. Raises ``ConfigError`` for a name this machine does not know."""
         if self.time_zone == "UTC":
             return UTC
         try:
@@ -351,7 +364,8 @@ class QuietHours:
             ) from None
 
     def until(self, now: float) -> float | None:
-        """Return the end of the quiet hours at ``now`` (Unix seconds); None outside of them.
+        """Return the end (Unix seconds) of the quiet hours that are active at ``now`` (Unix seconds); None outside of
+        them.
 
         >>> night = QuietHours(time(22), time(7))
         >>> night.until(23 * 3600.0) / 3600, night.until(12 * 3600.0)
@@ -369,11 +383,26 @@ class QuietHours:
 
 @dataclass(frozen=True, slots=True)
 class Inhibition:
-    """Hold back alerts ``mutes`` while an alert of a kind in ``when`` fires on the same run.
+    """Rule that holds back alerts of some kinds while an alert of a kind in ``when`` fires on the same run.
 
-    The cause must fire at ``min_severity`` or worse; symptoms up to the severity ``up_to`` are held back (no ``mutes``:
-    of all other kinds). They are published later if they persist without the cause (:mod:`rlwatch.alerts.dispatch`).
-    Alerts of the heartbeat are held back only where their kind is named.
+    They are published later if they persist without the cause (:mod:`rlwatch.alerts.dispatch`). Alerts of the heartbeat
+    are held back only where their kind is named.
+
+    Parameters
+    ----------
+    when
+        Kinds of the causes.
+    mutes
+        Kinds that are held back; empty: all other kinds.
+    min_severity
+        Lowest severity of the cause.
+    up_to
+        Highest severity that is held back.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not valid, or a kind would hold itself back.
     """
 
     when: tuple[str, ...]
@@ -391,7 +420,7 @@ class Inhibition:
             raise ConfigError(f"inhibit: {both[0]!r} cannot keep itself back; name it in when or in mutes")
 
     def inhibits(self, cause: Alert, symptom: Alert) -> bool:
-        """Return whether ``cause``, which fires, holds back ``symptom``."""
+        """Return whether the alert ``cause``, which fires, holds back the alert ``symptom``."""
         return (
             cause.run_id == symptom.run_id
             and cause.kind in self.when
@@ -404,7 +433,7 @@ class Inhibition:
 
 @cache
 def default_inhibitions() -> tuple[Inhibition, ...]:
-    """Return the default inhibitions.
+    """Return the default rules by which some alerts hold back others.
 
     A crash holds back everything else; a critical collapse its effects in the catalogue; a critical mismatch only the
     warnings among its effects; any critical alert the forecast, which has come true. Only a crash holds back a
@@ -441,7 +470,9 @@ class _DefaultInhibitions(Sequence[Inhibition]):
 
 @dataclass(frozen=True, slots=True)
 class AlertingConfig:
-    """All settings that decide what is published where and when; ``forecast``: whether runs are forecast at all."""
+    """All settings that decide which alerts are published, where and when; ``forecast``: whether runs are forecast at
+    all.
+    """
 
     rules: tuple[Rule, ...] = field(default_factory=default_rules)
     grouping: AlertGrouping = AlertGrouping()
@@ -450,7 +481,7 @@ class AlertingConfig:
     forecast: bool = True
 
     def rule(self, name: str) -> Rule | None:
-        """Return the rule of that name; None if it belongs to another process."""
+        """Return the alert rule of that name; None if it belongs to another process."""
         return next((rule for rule in self.rules if rule.name == name), None)
 
 
@@ -462,7 +493,7 @@ def _severity_of(key: str, value: object) -> Severity:
 
 
 def inhibitors(alerts: Sequence[Alert], firing: Sequence[Alert], inhibitions: Sequence[Inhibition]) -> dict[str, Alert]:
-    """Return alert id -> the alert that holds it back.
+    """Return alert id -> the firing alert that holds it back, for those ``alerts`` that are held back.
 
     Inhibitions apply in order, and an alert that is held back holds back no other: so of two that would silence each
     other one is published.

@@ -1,4 +1,4 @@
-"""The shape of ``rlwatch.toml``, for pydantic. Imported only when there is a file to read."""
+"""The structure of ``rlwatch.toml``, for pydantic. Imported only when there is a file to read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlwatch.wording import nearest
 _T = TypeVar("_T")
 
 ALWAYS_THERE = ("console", "webhook")
-"""Channels a rule may name although the file does not configure them: the environment may."""
+"""Channels that a rule may name although the file does not configure them: the environment may."""
 
 
 class _Table(BaseModel):
@@ -36,7 +36,7 @@ class _Table(BaseModel):
 
 
 class RuleTable(_Table):
-    """``[[rules]]``: the fields of :class:`rlwatch.alerts.rules.Rule`, which checks their values."""
+    """One ``[[rules]]`` table: the fields of :class:`rlwatch.alerts.rules.Rule`, which checks their values."""
 
     name: str
     kinds: list[str] = []
@@ -69,14 +69,14 @@ Level = Annotated[Severity, Strict(strict=False)]
 
 
 class GroupingTable(_Table):
-    """``[grouping]``: :class:`rlwatch.alerts.rules.AlertGrouping`."""
+    """The ``[grouping]`` table: the fields of :class:`rlwatch.alerts.rules.AlertGrouping`."""
 
     by: GroupBy = Field(default=GroupBy.RUN, strict=False)
     wait_s: float = Field(default=0.0, ge=0, le=3600, strict=False)
 
 
 class QuietHoursTable(_Table):
-    """``[[quiet_hours]]``: :class:`rlwatch.alerts.rules.QuietHours`."""
+    """One ``[[quiet_hours]]`` table: the fields of :class:`rlwatch.alerts.rules.QuietHours`."""
 
     start: time = Field(alias="from")
     end: time = Field(alias="to")
@@ -95,7 +95,7 @@ class QuietHoursTable(_Table):
 
 
 class InhibitTable(_Table):
-    """``[[inhibit]]``: :class:`rlwatch.alerts.rules.Inhibition`."""
+    """One ``[[inhibit]]`` table: the fields of :class:`rlwatch.alerts.rules.Inhibition`."""
 
     when: list[str]
     mutes: list[str] = []
@@ -104,7 +104,9 @@ class InhibitTable(_Table):
 
 
 class NotifyTable(_Table):
-    """``[notify.NAME]``. ``kind`` defaults to the name. ``options``: settings of a plugin's kind."""
+    """One ``[notify.NAME]`` table: a notification channel. ``kind`` defaults to the name; ``options``: for a plugin's
+    kind.
+    """
 
     kind: str | None = None
     url: str | None = None
@@ -118,7 +120,9 @@ class NotifyTable(_Table):
 
 
 class ActionTable(_Table):
-    """``[[actions]]``: the fields of :class:`rlwatch.control.policy.PermittedAction`, which checks their values."""
+    """One ``[[actions]]`` table: fields of :class:`rlwatch.control.policy.PermittedAction`, which
+    checks their values.
+    """
 
     name: str
     kinds: list[str]
@@ -131,7 +135,7 @@ class ActionTable(_Table):
 
 
 class RescueTable(_Table):
-    """``[[rescue]]``: the fields of :class:`rlwatch.control.rescue.RescuePolicy`, which checks their values."""
+    """The ``[[rescue]]`` table: fields of :class:`rlwatch.control.rescue.RescuePolicy`, which checks their values."""
 
     name: str = "rescue"
     kinds: list[str] | None = None
@@ -145,7 +149,7 @@ class RescueTable(_Table):
 
 
 class RetentionTable(_Table):
-    """``[retention]``: how long data are kept, as in ``tokens = "30d"``; kinds that are not named are kept for ever."""
+    """The ``[retention]`` table: how long data are kept, as in ``tokens = "30d"``; other kinds are kept for ever."""
 
     tokens: Age | None = None
     completions: Age | None = None
@@ -153,13 +157,13 @@ class RetentionTable(_Table):
 
 
 class PlaceTable(_Table):
-    """``[store]`` and ``[dashboard]``."""
+    """The ``[store]`` and the ``[dashboard]`` table: an address."""
 
     url: str
 
 
 class FileTable(_Table):
-    """The whole file."""
+    """All tables and keys of ``rlwatch.toml``."""
 
     default_rules: bool = True
     rules: list[RuleTable] = []
@@ -178,7 +182,25 @@ class FileTable(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Checked content of the file. ``channels``: (name, kind, options); ``actions``: only their shape is checked."""
+    """Checked content of ``rlwatch.toml``.
+
+    Parameters
+    ----------
+    policy
+        Alert rules and their settings.
+    default_rules
+        Whether the default rules apply, too.
+    channels
+        Name, kind and options of each notification channel.
+    store_url, dashboard_url
+        Addresses, if set.
+    actions, rescue
+        Tables, of which only the structure is checked.
+    retention
+        Kind of data -> seconds for which it is kept.
+    map
+        Role -> names of metrics in logs.
+    """
 
     policy: AlertingConfig
     default_rules: bool
@@ -192,12 +214,12 @@ class Parsed:
 
 
 def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
-    """Return the file's content.
+    """Check the tables ``raw`` of the configuration file and return the content.
 
     Raises
     ------
     ConfigError
-        Naming the file and, for each thing that is wrong, its key; values of ``[notify]`` are not shown.
+        With the file and the key of each problem; values of ``[notify]`` are not shown.
     """
     try:
         table = FileTable.model_validate(raw)
@@ -232,7 +254,7 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
 
 
 def _built(problems: list[str], where: str, kind: Callable[..., _T], tables: Iterable[dict[str, Any]]) -> Iterator[_T]:
-    """Yield the objects that can be built; for others, add the problem."""
+    """Yield the objects that can be built; for others, add the problem to ``problems``."""
     for number, table in enumerate(tables):
         try:
             yield kind(**table)

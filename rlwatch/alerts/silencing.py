@@ -1,6 +1,6 @@
 """Acknowledge, snooze or silence alerts, leave notes, and explain why a firing alert is quiet.
 
-Every action is recorded in the store's audit, with user and time.
+Every action is recorded in the store's audit log, with user and time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|m|h|d|w)\s*")
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of ``90m``, ``2h``, ``1d12h``. Raises ``ConfigError`` for anything else.
+    """Return the seconds in a text such as ``90m``, ``2h``, ``1d12h``. Raises ``ConfigError`` for any other text.
 
     >>> seconds_of("1h30m"), seconds_of("2 d")
     (5400.0, 172800.0)
@@ -42,7 +42,7 @@ MOST_LISTED = 5
 
 
 def find_alert(alerts: Sequence[Alert], reference: str) -> Alert:
-    """Return the alert whose id is ``reference`` or begins with it. Raises ``ConfigError`` if none or several do."""
+    """Return the alert whose id is ``reference`` or begins with it. Raises ``ConfigError`` if none or several match."""
     matching = [alert for alert in alerts if alert.alert_id == reference]
     matching = matching or [alert for alert in alerts if reference and alert.alert_id.startswith(reference)]
     if len(matching) == 1:
@@ -58,7 +58,9 @@ def find_alert(alerts: Sequence[Alert], reference: str) -> Alert:
 def acknowledge(
     store: AlertStore, alert: Alert, *, by: str, why: str = "", clock: Clock | None = None
 ) -> Acknowledgement:
-    """Acknowledge the alert at its present severity; return the acknowledgement, which the first user keeps.
+    """Acknowledge an alert at its present severity as user ``by``, and return the acknowledgement.
+
+    If another user acknowledged it before, that acknowledgement remains and is returned.
 
     Raises
     ------
@@ -87,7 +89,7 @@ LONGEST_NOTE = 2000
 
 
 def note(store: AlertStore, alert: Alert, *, by: str, text: str, clock: Clock | None = None) -> AuditEntry:
-    """Leave a note at the alert, for other users.
+    """Leave a note of user ``by`` at an alert, for other users, and return its audit entry.
 
     Raises
     ------
@@ -106,12 +108,12 @@ def snooze(
 ) -> Silence:
     """Send no notifications of these alerts for ``for_s`` seconds, unless one becomes worse than any of them is now.
 
-    Those that still fire afterwards are published then. Other alerts of their kind are published as usual.
+    Alerts that still fire afterwards are published then. Other alerts of their kind are published as usual.
 
     Raises
     ------
     ConfigError
-        If ``by`` is empty, none of them fires, or ``for_s`` is not positive or longer than a year.
+        If ``by`` is empty, none of the alerts fires, or ``for_s`` is not positive or longer than a year.
     """
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     if not by.strip():
@@ -156,12 +158,27 @@ def silence(
     everything: bool = False,
     clock: Clock | None = None,
 ) -> Silence:
-    """Send no notifications of alerts that match everything given, for ``for_s`` seconds from now.
+    """Send no notifications of alerts that match all given properties, for ``for_s`` seconds from now.
+
+    Parameters
+    ----------
+    store
+        Store of the alerts.
+    by, why
+        The user, and the reason.
+    for_s
+        Duration in seconds.
+    run, project, kind, rule, labels
+        Properties that alerts must have; empty: any.
+    everything
+        Whether no property is needed.
+    clock
+        Clock; None: the machine's.
 
     Raises
     ------
     ConfigError
-        If ``by`` or ``why`` is empty, if nothing is given to match and ``everything`` is false, or if ``for_s`` is not
+        If ``by`` or ``why`` is empty, if no property is given and ``everything`` is false, or if ``for_s`` is not
         positive or longer than a year.
     """
     if not by.strip() or not why.strip():
@@ -190,7 +207,10 @@ def matchers(silence: Silence) -> str:
 
 
 def end_silence(store: AlertStore, reference: str, *, by: str = "", clock: Clock | None = None) -> Silence:
-    """End a silence now. Raises ``ConfigError`` unless exactly one active silence has this id or prefix."""
+    """End a silence now, as user ``by``, and return it.
+
+    ``reference``: beginning of its id. Raises ``ConfigError`` unless exactly one active silence has such an id.
+    """
     now = (clock or SystemClock()).now()
     lasting = [each for each in store.silences() if each.until > now]
     matching = [each for each in lasting if reference and each.silence_id.startswith(reference)]
@@ -214,7 +234,21 @@ def quiet_reasons(
     acknowledgements: Iterable[Acknowledgement],
     silences: Iterable[Silence],
 ) -> dict[str, str]:
-    """Return alert id -> why a firing alert is quiet now, in words; alerts that are not quiet are left out."""
+    """Return alert id -> reason why a firing alert sends no notifications now, as text; other alerts are left out.
+
+    Parameters
+    ----------
+    alerts
+        Alerts of any state.
+    policy
+        Alert rules and their settings.
+    now
+        Unix seconds.
+    runs
+        Id -> run.
+    acknowledgements, silences
+        Users' actions on alerts.
+    """
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     taken = {each.alert_id: each for each in acknowledgements}
     lasting = [each for each in silences if each.created_at <= now < each.until]

@@ -29,7 +29,9 @@ _TABLE = re.compile(r"^\[", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The file of a store as it was read: its ``text`` ("" without a file), and the resulting configuration."""
+    """The ``rlwatch.toml`` of a store as it was read: its path, its ``text`` (empty without a file), and its
+    configuration.
+    """
 
     path: Path
     text: str
@@ -37,12 +39,12 @@ class Tuning:
 
     @property
     def tables(self) -> dict[str, Mapping[str, Any]]:
-        """Return name -> table of each rule in the file, as it is written."""
+        """Name -> table of each rule in the file, as it is written there."""
         return {str(table.get("name")): table for table in _rule_tables(self.text)}
 
 
 def read_tuning(root: str | os.PathLike[str]) -> Tuning:
-    """Return the file in a store's root. Raises ``ConfigError`` where it is a link, or cannot be read."""
+    """Read the ``rlwatch.toml`` in a store's root. Raises ``ConfigError`` where it is a link, or cannot be read."""
     path = Path(root) / FILE_NAME
     if path.is_symlink():
         raise ConfigError(f"{path} is a link: it is not edited from here")
@@ -54,12 +56,12 @@ def read_tuning(root: str | os.PathLike[str]) -> Tuning:
 
 
 def with_rule(tuning: Tuning, rule: Rule) -> Tuning:
-    """Return the file with this rule, in place of the one of its name or at the end; nothing is written.
+    """Return the file with this rule, in place of the one with its name or at the end; nothing is written.
 
     Raises
     ------
     ConfigError
-        If the rule names a kind that nothing reports, or has keys that such a file may not set: each is named.
+        If the rule names a kind that no detector reports, or has keys that such a file may not set: each is named.
     """
     problems = unknown_kinds([rule])
     if problems:
@@ -79,7 +81,9 @@ def with_rule(tuning: Tuning, rule: Rule) -> Tuning:
 
 
 def without_rule(tuning: Tuning, name: str) -> Tuning:
-    """Return the file without the rule of this name. Raises ``ConfigError`` if it has none."""
+    """Return the file without the rule of this name; nothing is written. Raises ``ConfigError`` if it
+    has no such rule.
+    """
     place = _place(tuning.text, name)
     if place is None:
         raise ConfigError(f"{tuning.path} has no rule {name!r}; it has {', '.join(tuning.tables) or 'none'}")
@@ -88,12 +92,12 @@ def without_rule(tuning: Tuning, name: str) -> Tuning:
 
 
 def write_tuning(before: Tuning, after: Tuning) -> None:
-    """Replace the file by ``after``, whole or not at all.
+    """Replace the file ``before`` by ``after``, completely or not at all.
 
     Raises
     ------
     ConfigError
-        If it is no longer ``before``, because another process changed it, or if it cannot be written.
+        If the file is no longer ``before``, because another process changed it, or if it cannot be written.
     """
     if read_tuning(before.path.parent).text != before.text:
         raise ConfigError(f"{before.path} was changed meanwhile: look at it again, nothing was written")
@@ -118,7 +122,9 @@ def _rule_tables(text: str) -> list[Mapping[str, Any]]:
 
 
 def _place(text: str, name: str) -> tuple[int, int] | None:
-    """Return begin and end of the rule's ``[[rules]]`` in the text; comments before the next table belong to that."""
+    """Return begin and end of a rule's ``[[rules]]`` in the text; comments before the next table
+    belong to that table.
+    """
     for begin in _BLOCK.finditer(text):
         following = _TABLE.search(text, begin.end())
         end = following.start() if following else len(text)
@@ -143,7 +149,11 @@ def _comments_after(block: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """One time that a rule would have fired: at ``step``, and until when (None: to the end)."""
+    """One time that a rule would have fired: the run, the step, kind and severity, and the step at which it would have
+    ended.
+
+    ``until`` None: it would have fired to the end.
+    """
 
     run_id: str
     step: int
@@ -155,7 +165,7 @@ class Firing:
 def tried(store: RunReader, run: RunInfo, rule: Rule) -> list[Firing]:
     """Return the alerts that ``rule`` would have raised on a stored run, from its stored findings.
 
-    A finding counts from the step at which it was reported until its recovery was. May raise ``StoreError``.
+    A finding counts from the step at which it was reported until its recovery was reported. May raise ``StoreError``.
     """
     stored = sorted((*store.findings(run.run_id), *store.recoveries(run.run_id)), key=lambda each: each.seq)
     engine, found = AlertEngine(run.run_id, [rule]), dict[str, Firing]()
@@ -190,5 +200,5 @@ def _held(steps: Sequence[int], stored: Sequence[Finding]) -> list[tuple[int, in
 
 
 def not_tried(rule: Rule) -> tuple[str, ...]:
-    """Return the kinds of the rule without stored findings: heartbeats."""
+    """Return the kinds of the rule of which no findings are stored, so that they cannot be tried: heartbeats."""
     return tuple(kind for kind in HEARTBEAT_KINDS if kind in rule.kinds)
