@@ -1,10 +1,10 @@
-"""Contributions of all tokens of a step to its gradient norm, in one directional derivative.
+"""Contributions of all tokens of a step to its gradient norm, by one directional derivative.
 
-With the coefficients ``a = dL/dlogp`` that the backward left and the unit gradient ``u``, a token contributes
-``c = a <dlogp/dtheta, u>`` (and ``e <dH/dtheta, u>`` with an entropy bonus), and all contributions, with that of an
-auxiliary loss, sum up to the norm G. How far they miss it is the gap: the check of every result.
+With the coefficients ``a = dL/dlogp`` that the backward pass left and the unit gradient ``u``, a token contributes
+``c = a <dlogp/dtheta, u>`` (and ``e <dH/dtheta, u>`` with an entropy bonus). All contributions, with that of an
+auxiliary loss, sum up to the norm G. Their relative deviation from it is the gap, which checks every result.
 
-Why they do: the loss depends on theta only through its outputs, so g = sum a dlogp/dtheta + ..., and <g, u> = G.
+They sum up to G because the loss depends on theta only through its outputs: g = sum a dlogp/dtheta + ..., <g, u> = G.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from rlwatch.gradloc.report import Method, NotLocalised
 from rlwatch.gradloc.rerun import FirstChoice, differentiable_kernels, rerunning, routed, tried
 
 TOLERANCE, TOLERANCE_LOW = 1e-3, 1e-2
-"""Largest |gap| of a complete result: where training computes in float32, and in less.
+"""Largest |gap| of a complete result, if training computes in float32, and in lower precision.
 
 Measured on real trainers: differences in float32 leave 3e-4 at most, so 1e-3 is no rounding any more. In bfloat16 the
 gradient itself is that inexact (3.4e-3 at most, which no step improves).
 """
 METHODS = (Method.FD, Method.RICHARDSON, Method.JVP)
-"""The order of trying, cheapest first."""
+"""Methods in the order in which they are tried, cheapest first."""
 CURVED = 5e-3
-"""A |gap| of a finite difference beyond this is curvature, not rounding: then the smaller step is tried first."""
+"""|gap| of a finite difference above which curvature is the cause, not rounding; then the smaller step is tried
+first.
+"""
 REAL, ALIKE = 0.02, 0.1
-"""A |gap| beyond REAL that differs by less than the part ALIKE of it between two steps is no error of either."""
+"""Limits of a gap that is no numerical error: |gap| above REAL, differing by less than ALIKE of it between steps."""
 REPRODUCED, REPRODUCED_LOW = 1e-2, 0.1
-"""nats: mean difference of log-probs from those of training up to which a forward ran the same, in float32 and less."""
+"""Largest mean difference of repeated log-probs from training's, nats, in float32 and in lower precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +52,26 @@ class Attribution:
     ----------
     contributions
         (B, T) for each loss pass, signed, float64, on the CPU, in the unit of the norm; 0 where the loss has no
-        coefficient. Already divided by the number of ranks, so that those of all ranks sum up to the norm.
+        coefficient. They are divided by the number of ranks already, so that those of all ranks sum up to the norm.
     aux
-        What the auxiliary losses of all ranks contribute.
+        Contribution of the auxiliary losses of all ranks.
     gap
         (sum of all contributions - norm) / norm over all ranks, signed.
     method
-        The one whose result this is: of those tried, the first that was complete, or the one with the smallest gap.
+        Method of this result: of those tried, the first that was complete, or the one with the smallest gap.
     complete
-        Whether ``gap`` is within tolerance.
+        True if ``gap`` is within tolerance.
     forwards
-        What all that was tried took, in forward passes of the whole step without gradient graph.
+        Cost of all methods tried, in forward passes of the whole step without gradient graph.
     notes
-        What was tried before, and what came of it.
+        Methods tried before, and their results.
     moved
-        The largest difference of a log-prob that was seen on any rank, nats; None by forward-mode differentiation.
+        Largest difference of a log-prob that was seen on any rank, nats; None for forward-mode differentiation.
     settled
-        Whether the contributions are right though they do not sum up to the norm: two steps agree on them, and the
-        log-probs are those of training. Then the rest of the gradient does not come from these tokens.
+        True if the contributions are right although they do not sum up to the norm: two steps agree on them, and the
+        log-probs are those of training. Then the remaining gradient does not come from these tokens.
     entropy
-        What of the contributions of all ranks goes through the entropies.
+        Part of the contributions of all ranks that comes through the entropies.
     """
 
     contributions: tuple[Tensor, ...]
@@ -92,15 +94,15 @@ def attribute(
     world: World | None = None,
     methods: Sequence[Method] = METHODS,
 ) -> Attribution:
-    """Attribute ``direction`` to the tokens of ``passes``. A collective: all ranks of ``world`` call it.
+    """Attribute the gradient ``direction`` to the tokens of ``passes``. A collective: all ranks of ``world`` call it.
 
-    ``methods`` are tried in their order until one is complete. The model, its gradients and the random state are as
-    before afterwards, bit for bit.
+    ``methods`` are tried in their order until one is complete. The model, its gradients and the random state are
+    unchanged afterwards, bit for bit.
 
     Raises
     ------
     NotLocalised
-        There is nothing to attribute, or no method gives finite numbers; on all ranks alike.
+        If there is nothing to attribute, or no method yields finite numbers; on all ranks alike.
     """
     world = world or Alone()
     trial = _Trial(model, passes.all, direction, world, _scale(model, passes.all, direction, world))
@@ -125,7 +127,7 @@ class _Scale:
 
 
 def _scale(model: nn.Module, passes: Sequence[LossPass], direction: Direction, world: World) -> _Scale:
-    """Add up over all ranks; raise ``NotLocalised`` where there is nothing to attribute."""
+    """Sum up over all ranks; raise ``NotLocalised`` if there is nothing to attribute."""
     read = any(one.coefficients for one in passes)
     tokens = sum(int(one.tokens.mask.sum()) for one in passes)
     here = [summed_coefficients(passes) / world.size, float(len(passes)), float(read), float(tokens)]
@@ -148,7 +150,7 @@ def _scale(model: nn.Module, passes: Sequence[LossPass], direction: Direction, w
 
 
 class _Trial:
-    """Tries methods one after the other and remembers what came of them."""
+    """Trial of methods one after the other, with notes on their results."""
 
     def __init__(
         self, model: nn.Module, passes: Sequence[LossPass], direction: Direction, world: World, scale: _Scale
@@ -159,10 +161,12 @@ class _Trial:
         self._model, self._passes, self._direction, self._world = model, passes, direction, world
         self._scale = scale
         self._step = scale.coefficients / direction.norm
-        """Length of the step that would change log-probs by 1 nat, on a weighted mean, were they linear so far."""
+        """Length of the step that would change log-probs by 1 nat, on a weighted mean, if they were linear that far."""
 
     def run(self, method: Method) -> Attribution | None:
-        """The best of its steps, tried until one is complete; None if it failed on some rank or is not finite."""
+        """Return the best result of the method's steps, tried until one is complete; None if it failed or is not
+        finite.
+        """
         best: Attribution | None = None
         for way in self._ways(method):
             candidate = self._one(method, way)
@@ -211,7 +215,7 @@ class _Trial:
         return replace(best, forwards=self._forwards, notes=others)
 
     def _agree(self, derived: Derived | None) -> tuple[float, float, float, float, float, bool, bool]:
-        """Bring together what all ranks have: gap, aux, entropy, moved, apart, low, failed."""
+        """Combine the results of all ranks: gap, aux, entropy, moved, apart, low, failed."""
         # One gather of plain numbers: every rank then takes the same branch, whatever failed on one of them.
         here = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
         if derived is not None:
@@ -233,11 +237,11 @@ class _Trial:
 
 
 def _agree(before: float, now: float) -> bool:
-    """Check that two gaps are one, and no error of a finite difference."""
+    """Return True if two gaps agree, and are no error of a finite difference."""
     return abs(now) > REAL and abs(now - before) <= ALIKE * abs(now)
 
 
-# Derivatives of what a loss takes of the policy, weighted with the coefficients of the loss: contributions.
+# Contributions: derivatives of the policy's outputs that a loss uses, weighted with the coefficients of the loss.
 
 Parts = Mapping[str, Tensor]
 """Parts of a forward pass's outputs by name, or their derivatives: float64, on the CPU."""
@@ -245,22 +249,22 @@ Parts = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """Contributions of this rank's tokens to the norm.
+    """Contributions of this rank's tokens to the gradient norm, as one method computed them.
 
     Parameters
     ----------
     tokens
         (B, T) for each loss pass, float64, on the CPU; 0 where the loss has no coefficient.
     aux
-        That of the auxiliary loss.
+        Contribution of the auxiliary loss.
     moved
-        The largest difference of a log-prob that was seen, nats; None where none was taken.
+        Largest difference of a log-prob between displaced passes, nats; None if the method takes none.
     low
-        Whether training computes in less than float32.
+        True if training computes in lower precision than float32.
     forwards
-        What it took, in forward passes of the whole step.
+        Cost, in forward passes of the whole step.
     entropy
-        Part of ``tokens`` that goes through the entropies.
+        Part of ``tokens`` that comes through the entropies.
     apart
         Mean difference of a log-prob from that of training, nats.
     """
@@ -275,26 +279,29 @@ class Derived:
 
     @property
     def total(self) -> float:
-        """Sum of all."""
+        """Return the sum of all contributions."""
         return float(sum(part.sum() for part in self.tokens)) + self.aux
 
 
 def parts_of(one: LossPass, forward: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parts of ``forward`` that the loss used."""
+    """Return the parts of the outputs ``forward`` that the loss of ``one`` used, float64, on the CPU."""
     return {name: part.detach().double().cpu() for name, part in forward.items() if name in one.coefficients}
 
 
 def usable(coefficient: Tensor) -> Tensor:
-    """float64, on the CPU; 0 in place of NaN and Inf.
+    """Return ``coefficient`` in float64, on the CPU, with 0 in place of NaN and Inf.
 
-    With finite gradients these stand where nothing flows back: a padded position's NaN ends at the mask.
+    If gradients are finite, NaN and Inf occur only where nothing flows back: the NaN of a padded position ends at the
+    mask.
     """
     known = coefficient.detach().double().cpu()
     return torch.where(known.isfinite(), known, 0.0)
 
 
 def contributions(one: LossPass, derivative: Parts) -> Tensor:
-    """(B, T) a * dlogp + e * dH; 0 where the coefficients are, whatever the derivative there."""
+    """Return the contributions (B, T) a * dlogp + e * dH of one pass; 0 where the coefficients are 0, whatever
+    ``derivative`` is.
+    """
     total = torch.zeros(one.shape, dtype=torch.float64, device="cpu")
     for name in ("logp", "entropy"):
         if name in derivative:
@@ -304,44 +311,50 @@ def contributions(one: LossPass, derivative: Parts) -> Tensor:
 
 
 def aux_contribution(one: LossPass, derivative: Parts) -> float:
-    """Coefficient times derivative; 0 without an auxiliary loss."""
+    """Return the contribution of the auxiliary loss: coefficient times derivative; 0 without an auxiliary loss."""
     return float(usable(one.coefficients["aux"]) * derivative["aux"]) if "aux" in derivative else 0.0
 
 
 def summed_coefficients(passes: Sequence[LossPass]) -> float:
-    """S = sum |a| + sum |e| + |x|: what sets the scale of a step of finite differences."""
+    """Return S = sum |a| + sum |e| + |x| over all passes, which sets the scale of a step of finite differences."""
     return float(sum(usable(c).abs().sum() for one in passes for c in one.coefficients.values()))
 
 
 # Contributions by finite differences: forward passes with the weights moved a little along the gradient.
 #
-# The step is chosen by what the log-probs are to move, not by the length of the weights: along the unit gradient sum
+# The step is chosen by the intended change of log-probs, not by the length of the weights. Along the unit gradient sum
 # a dlogp = h G, so with h = kappa S / G, S = sum |a|, the mean |dlogp| weighted with |a| is at least kappa.
 
 # A central difference errs by h^2 / 6 times the third derivative (curvature), and by about eps |logp| / h (rounding).
 # Of steps tried from 1e-5 to 1 nat float32 is at its best between 1e-3 and 3e-2; both errors rise beyond.
 KAPPA = 3e-3
-"""nats: among those tried, the step at which rounding (float32) and curvature both stay below 3e-4 of the norm."""
+"""Step in nats at which rounding (float32) and curvature both stay below 3e-4 of the norm, among the steps tried."""
 MANY, LEAST_KAPPA = 1000, 5e-4
-"""Tokens from which on the step shrinks, and how far: the gradients of many tokens cancel, so that S / G grows with
-the root of their number, and with it how far single log-probs move."""
+"""Number of tokens from which the step shrinks, and its smallest size in nats.
+
+The gradients of many tokens cancel, so that S / G grows with the root of their number, and with it the change of single
+log-probs.
+"""
 KAPPA_RICHARDSON = 2e-2
-"""nats, the larger of the two steps: extrapolation removes the curvature, so rounding decides."""
+"""The larger of the two steps of Richardson's method, nats: extrapolation removes the curvature, so that rounding
+decides.
+"""
 KAPPA_CURVED = 1e-3
-"""nats, the larger of the two steps where curvature is beyond what extrapolation removes (attended zero vectors)."""
+"""The larger of the two steps, nats, if extrapolation does not remove the curvature (attended zero vectors)."""
 
 
 def kappa_of(tokens: int) -> float:
-    """Scale kappa of the difference for so many tokens of the step, nats."""
+    """Return the step of a finite difference, in nats, for a step of training with this many ``tokens``."""
     return max(LEAST_KAPPA, KAPPA * math.sqrt(MANY / max(MANY, tokens)))
 
 
 def finite_difference(
     model: nn.Module, passes: Sequence[LossPass], direction: Direction, step: float, *, ranks: int = 1
 ) -> Derived:
-    """Central difference with ``step``, a length in the space of the parameters; of ``ranks`` whose mean is taken.
+    """Return contributions by a central difference with ``step``, a length in the space of the parameters.
 
-    Of a mixture of experts a third pass, with the weights where they are, decides which expert a token goes to.
+    ``ranks`` is the number of ranks whose mean the gradient is. For a mixture of experts a third pass, with unmoved
+    weights, decides which expert a token goes to.
     """
     choices = [FirstChoice() if routed(model) else nullcontext() for _ in passes]
     with rerunning(model) as precision:
@@ -376,7 +389,7 @@ def _apart(one: LossPass, ahead: Parts, behind: Parts) -> float:
 
 
 def _of_entropy(passes: Sequence[LossPass], slopes: Sequence[Parts]) -> float:
-    """Sum of what goes through the entropies."""
+    """Return the sum of the contributions through the entropies."""
     pairs = [(one, slope) for one, slope in zip(passes, slopes, strict=True) if "entropy" in slope]
     return float(sum(contributions(one, {"entropy": slope["entropy"]}).sum() for one, slope in pairs))
 
@@ -384,7 +397,10 @@ def _of_entropy(passes: Sequence[LossPass], slopes: Sequence[Parts]) -> float:
 def richardson(
     model: nn.Module, passes: Sequence[LossPass], direction: Direction, step: float, *, ranks: int = 1
 ) -> Derived:
-    """Two central differences, with ``step`` and half of it, extrapolated to 0: the error is of fourth order."""
+    """Return contributions by two central differences, with ``step`` and half of it, extrapolated to 0.
+
+    The error is of fourth order. The arguments are those of :func:`finite_difference`.
+    """
     # D(h) = D + c h^2 + O(h^4), so (4 D(h/2) - D(h)) / 3 has no h^2. Each contribution is extrapolated for itself, and
     # the rounding of D(h/2) is made 4/3 as large: which is why the larger step here is 7 times that of a single
     # difference.
@@ -412,20 +428,22 @@ def _difference_quotient(ahead: Parts, behind: Parts, distance: float) -> dict[s
 
 # Contributions by forward-mode differentiation: one pass with dual numbers, exact up to rounding.
 #
-# It needs a forward derivative of every operation. Fused attention, grouped experts and custom functions have none:
-# the first two are replaced for the while, the third by :attr:`LossPass.differentiable`.
+# It needs a forward derivative of every operation. Fused attention, grouped experts and custom functions have none.
+# The first two are replaced temporarily, the third by :attr:`LossPass.differentiable`.
 #
-# It runs in the precision of training: there it explains the gradient as training computed it, with most of its
-# rounding, where differences have to be taken in float32 and show that rounding as a gap.
+# It runs in the precision of training. So it explains the gradient as training computed it, with most of its rounding.
+# Differences have to be taken in float32, and show that rounding as a gap.
 
 
 def forward_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direction, *, ranks: int = 1) -> Derived:
-    """Along ``direction``; of ``ranks`` whose mean is taken.
+    """Return contributions along ``direction`` by forward-mode differentiation.
+
+    ``ranks`` is the number of ranks whose mean the gradient is.
 
     Raises
     ------
     RuntimeError, NotImplementedError
-        By torch, where an operation has no forward derivative.
+        Raised by torch if an operation has no forward derivative.
     """
     # Tangents are the raw gradients, as they lie in .grad: no second copy of them. The derivative is linear in the
     # tangent, so it is divided by their length afterwards.
@@ -456,13 +474,13 @@ def _tangent(part: Tensor) -> Tensor:
     return torch.zeros_like(part) if derivative is None else derivative
 
 
-# Contributions through training's own backward, where that is not the derivative of the forward.
+# Contributions through training's own backward pass, if that is not the derivative of the forward pass.
 #
-# A straight-through estimator rounds going forward and passes gradients on as if it had not; other custom functions
-# clip or scale what flows back. There a difference of forward passes, and a forward derivative, differentiate
-# something else than training did. The backward itself is linear in what is fed into it, g(v) = sum v dlogp/dtheta as
-# training has it, so the derivative of <g(v), u> by v, taken at the coefficients, gives every token's contribution:
-# one backward through a backward.
+# A straight-through estimator rounds in the forward pass and passes gradients on as if it had not. Other custom
+# functions clip or scale gradients. There a difference of forward passes, and a forward derivative, are not the
+# derivative that training used. The backward pass itself is linear in its input, g(v) = sum v dlogp/dtheta as training
+# has it. So the derivative of <g(v), u> by v, taken at the coefficients, yields every token's contribution: one
+# backward pass through a backward pass.
 
 
 PARTS = ("logp", "entropy")
@@ -470,14 +488,15 @@ PARTS = ("logp", "entropy")
 
 
 def reverse_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direction, *, ranks: int = 1) -> Derived:
-    """Along ``direction``, response by response where these run alone; of ``ranks`` whose mean is taken.
+    """Return contributions along ``direction`` by a backward pass through training's backward pass.
 
-    It takes the memory of the graph of one backward of a response (or of a micro-batch that does not divide).
+    It runs response by response if these can run alone. ``ranks`` is the number of ranks whose mean the gradient is. It
+    takes the memory of the graph of one backward pass of a response (or of a micro-batch that cannot be divided).
 
     Raises
     ------
     RuntimeError, NotImplementedError
-        By torch, where the backward of an operation has no derivative itself.
+        Raised by torch if the backward of an operation has no derivative itself.
     """
     units = [(p, direction.gradients[name]) for name, p in model.named_parameters() if name in direction.gradients]
     scale = 1 / (direction.length * ranks)

@@ -1,18 +1,19 @@
-"""The published search for culprits: micro-batches, then ranks by halves, then tokens by halves, depth first.
+"""The published search for culprits (outlying tokens) by halves: micro-batches, then ranks, then tokens, depth first.
 
-Source: Tencent-Hunyuan/GradLoc (2026). A probe is a forward and a backward of one micro-batch with the coefficients of
-a set of tokens, so any loss is searched as it is; only the sequences they are in run, where these can run alone. A set
-whose gradient norm is above its threshold (:func:`noise_threshold`) is halved, until single tokens are left. For one
-culprit that is at most M + 2 ceil(log2 W) + 2 ceil(log2 L) probes. It differs from the released code in what that does
-wrong:
+Source: Tencent-Hunyuan/GradLoc (2026). A probe is a forward and a backward pass of one micro-batch with the
+coefficients of a set of tokens, so any loss can be searched. Only the sequences of those tokens run, if they can run
+alone. A set whose gradient norm is above its threshold (:func:`noise_threshold`) is halved, until single tokens are
+left. One culprit takes at most M + 2 ceil(log2 W) + 2 ceil(log2 L) probes, for M micro-batches of L tokens on W ranks.
+It corrects these errors of the released code:
 
 - every micro-batch and every rank above the threshold is followed, the largest first, not one of each;
-- a norm that is NaN or Inf is above any threshold, and what is masked out cannot spoil a probe, NaN or not;
-- no set is split into one without tokens, and where nothing is above its threshold, that is the answer;
+- a norm that is NaN or Inf is above any threshold, and masked positions cannot affect a probe, also if they are NaN;
+- no set is split into one without tokens, and if no set is above its threshold, that is the answer;
 - ``.grad`` is not touched, so the step need not be run again to restore it.
 
-Culprits that cancel each other in a set are not found: the norm of the set does not show them. Nor is a single one
-whose gradient is below the noise of the step: the threshold of N tokens is sqrt(N) times that of one.
+Culprits that cancel each other in a set are not found, because the norm of the set does not show them. A single one
+whose gradient is below the noise of the step is not found either: the threshold of N tokens is sqrt(N) times that of
+one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from rlwatch.gradloc.rerun import tried
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A token found, and the norm of its own gradient, in the unit of the step's."""
+    """A token that the search found, and the norm of its own gradient, in the unit of the step's norm."""
 
     at: TokenAt
     norm: float
@@ -41,18 +42,18 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class BisectionResult:
-    """Result of a search.
+    """Result of a search for outlying tokens by halves.
 
     Parameters
     ----------
     hits
-        In the order of finding.
+        Tokens in the order of finding.
     trace
-        What was probed, in order: a forward and a backward of one micro-batch each.
+        Sets that were probed, in order; each probe is a forward and a backward pass of one micro-batch.
     exhausted
-        Whether the budget ended the search.
+        True if the budget ended the search.
     why_not
-        Why there are no more hits than there are: one sentence, empty if the search came to its end and found some.
+        Reason why no more tokens were found: one sentence, empty if the search was completed and found some.
     """
 
     hits: Sequence[Hit] = ()
@@ -62,7 +63,7 @@ class BisectionResult:
 
     @property
     def probes(self) -> int:
-        """Forwards and backwards of one micro-batch that it took."""
+        """Return the number of probes made: forward and backward passes of one micro-batch."""
         return len(self.trace)
 
 
@@ -75,20 +76,20 @@ def search(
     budget: int = 128,
     world: World | None = None,
 ) -> BisectionResult:
-    """Run the published search, depth first. What training holds stays as it is, bit for bit.
+    """Run the published search for outlying tokens, depth first. The training state is unchanged, bit for bit.
 
     Parameters
     ----------
     model
-        The module itself, not DDP's wrapping of it; the passes' forwards must run the same.
+        The module itself, not DDP's wrapper; the passes' forwards must run the same module.
     passes
-        This rank's passes; a collective, in which all ranks decide alike.
+        This rank's loss passes. A collective, in which all ranks decide alike.
     normaliser
-        Z: what the terms of single tokens are divided by in the gradient of the step, the mean over ranks included.
+        Z, by which the terms of single tokens are divided in the gradient of the step, including the mean over ranks.
     single_token_threshold
         T: a token whose un-averaged gradient has a larger norm is an outlier.
     budget
-        Probes at most. The published script has 128.
+        Largest number of probes. The published script has 128.
     world
         The ranks; by default this one alone.
 
@@ -100,7 +101,7 @@ def search(
     noise_threshold(1, normaliser, single_token=single_token_threshold)
 
     def above(segments: Sequence[TokenSet]) -> list[TokenSet]:
-        """Segments above their threshold, the largest last."""
+        """Return the segments above their threshold, the largest last."""
         limits = [noise_threshold(s.count, normaliser, single_token=single_token_threshold) for s in segments]
         # Not `s.norm > limit`: NaN, which the released code never follows, is above any threshold.
         exceeding = [s for s, limit in zip(segments, limits, strict=True) if not s.norm <= limit]
@@ -120,11 +121,11 @@ def search(
 def follow_larger(
     model: nn.Module, passes: RecordedPasses, *, culprits: int, budget: int = 1024, world: World | None = None
 ) -> BisectionResult:
-    """The search without thresholds: always into the larger half, ``culprits`` times, leaving out what was found.
+    """Search without thresholds: follow the larger half, ``culprits`` times, and leave out the tokens found before.
 
-    It ends at tokens, whether they stand out or not. What was probed before is not probed again unless it held a token
-    found since, so further culprits cost somewhat less than the first: M + 2 ceil(log2 W) + 2 ceil(log2 L) probes.
-    Parameters as of :func:`search`.
+    The search ends at tokens, whether they are outliers or not. A set is not probed again unless it held a token found
+    since, so further tokens cost somewhat less than the first: M + 2 ceil(log2 W) + 2 ceil(log2 L) probes. The other
+    parameters are those of :func:`search`.
     """
     known: dict[tuple[int, range, range | None], TokenSet] = {}
 
@@ -163,7 +164,7 @@ def _run(
     world: World | None,
     searching: Callable[[Probes, list[TokenSet]], None],
 ) -> BisectionResult:
-    """Run a search to its end, or to that of its budget, or to a failure; with what was found until then."""
+    """Run a search to its end, the end of its budget, or a failure; return the tokens found until then."""
     hits: list[TokenSet] = []
     try:
         probes = Probes(model, passes, budget, world or Alone())
@@ -188,8 +189,7 @@ def _nothing(probes: Probes) -> str:
     return "tokens are above their threshold together only, no single one is"
 
 
-# Noise thresholds of sets of tokens, from which on they stand out: those of GradLoc, with the loss normaliser
-# explicit.
+# Noise thresholds above which sets of tokens are outliers: those of GradLoc, with the loss normaliser explicit.
 #
 # If the gradients of single tokens were independent noise, the gradient of (1/Z) sum over L tokens would have a norm
 # of ``T sqrt(L) / Z``, where T is the one constant to choose: the threshold for the un-averaged gradient of one
@@ -198,10 +198,11 @@ def _nothing(probes: Probes) -> str:
 
 
 def noise_threshold(n_tokens: float, normaliser: float, *, single_token: float) -> float:
-    """``T sqrt(L) / Z`` for a set of ``n_tokens`` in a loss whose per-token terms are divided by ``normaliser``.
+    """Return the threshold ``T sqrt(L) / Z`` for the gradient norm of a set of L = ``n_tokens`` tokens.
 
-    ``single_token`` is T, in the unit of the un-averaged gradient of a token. ``normaliser`` is the Z of the gradient
-    as it is probed, the mean over ranks included: the response tokens of the whole step for a token mean.
+    ``single_token`` is T, in the unit of the un-averaged gradient of a token. ``normaliser`` is Z, by which the
+    per-token terms of the loss are divided in the probed gradient, including the mean over ranks: for a token mean, the
+    number of response tokens in the whole step.
 
     Raises
     ------
@@ -221,9 +222,10 @@ def noise_threshold(n_tokens: float, normaliser: float, *, single_token: float) 
 
 
 def single_token_level(norm: float, n_tokens: float, normaliser: float) -> float:
-    """T at which ``norm`` is just the threshold of ``n_tokens``: the inverse of :func:`noise_threshold`.
+    """Return the T at which ``norm`` is just the threshold of ``n_tokens`` tokens: the inverse of
+    :func:`noise_threshold`.
 
-    From a run's own usual gradient norm it makes the T that corresponds to it.
+    From a run's own usual gradient norm it computes the corresponding T.
 
     Raises
     ------
@@ -235,26 +237,26 @@ def single_token_level(norm: float, n_tokens: float, normaliser: float) -> float
     return norm / noise_threshold(n_tokens, normaliser, single_token=1.0)
 
 
-# Gradient norms of sets of tokens, one forward and backward each, as a search by halves asks for them.
+# Gradient norms of sets of tokens, each by one forward and backward pass, for a search by halves.
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSet:
-    """A set of tokens of one micro-batch, on some ranks; on a single one perhaps a stretch of its tokens.
+    """A set of tokens of one micro-batch on some ranks; on a single rank perhaps only a range of its tokens.
 
     Parameters
     ----------
     microbatch
-        Which of the step.
+        Index of the micro-batch in the step.
     ranks
-        Those whose tokens are in it.
+        Ranks whose tokens are in the set.
     tokens
-        Which of the rank's response tokens, counted through the micro-batch row by row; None: all.
+        Range of the rank's response tokens, counted through the micro-batch row by row; None: all.
     count
-        How many tokens there are.
+        Number of tokens.
     norm
-        Of the gradient of their part of the loss, in the unit of the step's norm. NaN and Inf are possible; NaN too
-        where it was not probed.
+        Norm of the gradient of their part of the loss, in the unit of the step's norm. NaN and Inf are possible; NaN
+        also if the set was not probed.
     """
 
     microbatch: int
@@ -265,51 +267,51 @@ class TokenSet:
 
     @property
     def single(self) -> bool:
-        """True for one token of one rank."""
+        """Return True if the set is one token of one rank."""
         return self.count == 1 and len(self.ranks) == 1
 
     @property
     def size(self) -> float:
-        """The norm, to compare by: NaN is larger than anything."""
+        """Return the norm for comparisons, in which NaN is larger than anything."""
         return math.inf if math.isnan(self.norm) else self.norm
 
     @property
     def first(self) -> int:
-        """Its first token, counted through the micro-batch."""
+        """Return the index of the set's first token, counted through the micro-batch."""
         return self.tokens[0] if self.tokens else 0
 
     def holds(self, token: TokenSet) -> bool:
-        """Check that ``token``, a single one, is in it."""
+        """Return True if ``token``, a set of a single token, is in this set."""
         if self.microbatch != token.microbatch or token.ranks[0] not in self.ranks:
             return False
         return self.tokens is None or token.first in self.tokens
 
 
 class BudgetSpent(Exception):  # noqa: N818  (an end, not a fault)
-    """There are fewer probes left than asked for."""
+    """Signal that fewer probes are left in the budget than were requested."""
 
 
 class Probes:
-    """Probes of one step, counted. A collective: all ranks ask for the same segments in the same order.
+    """Prober of one step, which counts its probes. A collective: all ranks probe the same sets in the same order.
 
-    Where every rank has whole parameters, squared norms are added up over the ranks of a segment: gradients need not
-    be sent, and ranks cannot cancel each other. Sharded gradients are what FSDP makes of them, their mean.
+    If every rank has whole parameters, squared norms are summed over the ranks of a set: gradients need not be sent,
+    and ranks cannot cancel each other. Sharded gradients are averaged over ranks by FSDP.
 
     Parameters
     ----------
     model
-        The module itself, not DDP's wrapping of it.
+        The module itself, not DDP's wrapper.
     passes
-        This rank's.
+        This rank's loss passes.
     budget
-        Probes at most.
+        Largest number of probes.
     world
         The ranks.
 
     Raises
     ------
     NotLocalised
-        There is nothing to search.
+        If the step has no response tokens.
     """
 
     def __init__(self, model: nn.Module, passes: RecordedPasses, budget: int, world: World) -> None:
@@ -321,16 +323,16 @@ class Probes:
         self._counts = self._count()
         self._left_out: dict[tuple[int, int], list[int]] = {}
         self.trace: list[TokenSet] = []
-        """Segments probed so far, in order."""
+        """Sets probed so far, in order."""
 
     def microbatches(self) -> list[TokenSet]:
-        """Micro-batches that have response tokens, of all ranks."""
+        """Return one set for each micro-batch that has response tokens, over all ranks."""
         ranks = range(self._world.size)
         every = [TokenSet(m, ranks, None, self._size(m, ranks)) for m in range(len(self._counts[0]))]
         return [segment for segment in every if segment.count]
 
     def halves(self, segment: TokenSet) -> list[TokenSet]:
-        """Both halves: of its ranks, or of its tokens where there is one rank; only those that have tokens."""
+        """Return both halves of ``segment`` that have tokens: of its ranks, or of its tokens if it has one rank."""
         m, ranks = segment.microbatch, segment.ranks
         if len(ranks) > 1:
             parts = [TokenSet(m, half, None, self._size(m, half)) for half in _halves(ranks)]
@@ -340,25 +342,25 @@ class Probes:
         return [part for part in parts if part.count]
 
     def norms(self, segments: Sequence[TokenSet]) -> list[TokenSet]:
-        """Segments with their norms.
+        """Probe the sets ``segments``, and return them with their norms.
 
         Raises
         ------
         BudgetSpent
-            There are not as many probes left: none was made.
+            If there are not as many probes left; no probe was made.
         NotLocalised
-            A probe failed, on whichever rank.
+            If a probe failed, on any rank.
         """
         if len(self.trace) + len(segments) > self._budget:
             raise BudgetSpent
         return [self._probe(segment) for segment in segments]
 
     def leave_out(self, segment: TokenSet) -> None:
-        """A single token that further probes shall not contain."""
+        """Exclude the single token ``segment`` from further probes."""
         self._left_out.setdefault((segment.ranks[0], segment.microbatch), []).append(segment.first)
 
     def tokens(self, segments: Sequence[TokenSet]) -> list[TokenAt]:
-        """Places of single tokens."""
+        """Return the places of the single tokens in ``segments``. A collective."""
         where = torch.full((len(segments), 2), -1, dtype=torch.int64, device="cpu")
         for i, segment in enumerate(segments):
             if self._world.rank in segment.ranks:

@@ -1,4 +1,6 @@
-"""Tensors of a step that hold NaN or an infinity: those it has, and those that flow between modules when run again."""
+"""Search for tensors of a step that hold NaN or an infinity: those in memory, and those between modules when it is
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from rlwatch.tensors.transfer import moved
 class Broken:
     """A tensor of ``shape`` with ``count`` non-finite elements, the first at ``index``.
 
-    Of a DTensor: this rank's shard of it.
+    For a DTensor these describe this rank's shard.
     """
 
     name: str
@@ -32,7 +34,10 @@ class Broken:
 
 
 def broken_among(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> list[Broken]:
-    """Tensors of ``named`` that hold NaN or an infinity, in order. Waits for the device once, and once for each."""
+    """Return the tensors in ``named`` that hold NaN or an infinity, in order.
+
+    Waits for the device once, and once for each such tensor.
+    """
     pairs = named.items() if isinstance(named, Mapping) else named
     here = [(name, local(tensor)) for name, tensor in pairs]
     here = [(name, tensor) for name, tensor in here if tensor.numel()]
@@ -48,19 +53,19 @@ def broken_among(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> 
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Name of its type, such as ``float32``."""
+    """Return the name of the tensor's type, such as ``float32``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Part of it on this rank, detached."""
+    """Return this rank's part of ``tensor``, detached."""
     whole = tensor.detach()
     to_local = getattr(whole, "to_local", None)
     return whole if to_local is None else to_local()
 
 
 def first_index(flags: Tensor) -> tuple[int, ...]:
-    """Index of the first True of ``flags`` (at least one is); waits for the device."""
+    """Return the index of the first True in ``flags``, which has at least one; waits for the device."""
     at = int(flags.flatten().byte().argmax())
     index: list[int] = []
     for size in reversed(flags.shape):
@@ -69,20 +74,23 @@ def first_index(flags: Tensor) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-# Facts of a step before anything is run again: the quantities that are not finite.
+# Facts of a step before any pass is repeated: the quantities that are not finite.
 
 CHAIN = (
     "parameters", "buffers", "rollout_logp", "rewards", "advantages", "ref_logp", "old_logp", "logp", "coefficient",
     "gradients",
 )  # fmt: skip
-"""The links in order of time: a broken one breaks those after it."""
+"""Quantities in order of time: a broken one breaks those after it."""
 DEGENERATE = 0.9
-"""A response of which this share is token id 0 was sampled from NaN logits (verl #721, #751)."""
+"""Share of token id 0 above which a response was sampled from NaN logits (verl #721, #751)."""
 
 
 @dataclass(slots=True)
 class StepFacts:
-    """Per quantity what is broken: of tensors of the model their names, of tensors of tokens (micro-batch, where)."""
+    """Non-finite quantities of a step: names of the model's tensors, and (micro-batch, place) of quantities of tokens.
+
+    ``inside`` and ``padding`` map a quantity to its places inside and outside the mask.
+    """
 
     parameters: list[Broken]
     buffers: list[Broken]
@@ -93,9 +101,9 @@ class StepFacts:
 
     @classmethod
     def of(cls, model: nn.Module, passes: RecordedPasses) -> StepFacts:
-        """Look at parameters, buffers and gradients as they are now, and at all micro-batches.
+        """Examine parameters, buffers and gradients of ``model`` as they are now, and all micro-batches of ``passes``.
 
-        A buffer may hold -inf rightly (attention masks do): there only NaN counts.
+        A buffer may legitimately hold -inf (attention masks do), so that only NaN counts there.
         """
         grads = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
         buffers = [(name, b.masked_fill(~b.isnan(), 0.0)) for name, b in model.named_buffers() if b.is_floating_point()]
@@ -113,7 +121,9 @@ class StepFacts:
         return facts
 
     def flags(self, passes: RecordedPasses, k: int, name: str) -> Tensor:
-        """(B, T): which tokens of micro-batch ``k``, inside its mask, have a ``name`` that is not finite."""
+        """Return (B, T): True for tokens of micro-batch ``k``, inside its mask, whose quantity ``name`` is not
+        finite.
+        """
         one = passes.all[k]
         values = dict(quantities(one)).get(name)
         mask = one.tokens.mask.bool()
@@ -123,7 +133,9 @@ class StepFacts:
         return (bad if bad.dim() != 1 else bad[:, None]).expand(mask.shape) & mask
 
     def counts(self) -> dict[str, int]:
-        """Elements (of the model: tensors) that are not finite, by quantity; nothing of those that are."""
+        """Return the number of non-finite elements (for the model: tensors) by quantity; finite quantities are
+        absent.
+        """
         counts = Counter({"parameters": len(self.parameters), "buffers": len(self.buffers)})
         counts["gradients"] = len(self.gradients)
         for suffix, broken in (("", self.inside), (" (padding)", self.padding)):
@@ -132,14 +144,14 @@ class StepFacts:
         return {name: count for name, count in counts.items() if count}
 
     def chain(self) -> tuple[str, ...]:
-        """Broken links, in order of time."""
+        """Return the broken quantities, in order of time."""
         counts = self.counts()
         links = (*CHAIN[:-2], *(name for name in self.inside if name not in CHAIN), *CHAIN[-2:])
         return tuple(name for name in links if name in counts)
 
 
 def quantities(one: LossPass) -> Iterator[tuple[str, Tensor]]:
-    """Per-token and per-sequence numbers of a micro-batch, (B, T), (B, 1) or (B,), in order of the chain."""
+    """Yield the per-token and per-sequence numbers of a micro-batch, (B, T), (B, 1) or (B,), in order of time."""
     tokens = one.tokens
     known = {
         "rollout_logp": tokens.rollout_logp,
@@ -193,10 +205,11 @@ class _Sign:
 
 
 def broken_activation(model: nn.Module, one: LossPass) -> Broken | None:
-    """The first module, in order of finishing, whose output is not finite. One forward pass, no graph.
+    """Return the first module, in order of finishing, whose output is not finite; None if all are. One forward pass, no
+    graph.
 
-    ``index`` is (sequence, position in the context) where the output has these dimensions; ``count`` counts such.
-    A head whose weight is read without its module is not seen.
+    ``index`` is (sequence, position in the context) if the output has these dimensions; ``count`` counts such places. A
+    head whose weight is read without calling its module is not seen.
     """
     seen: list[_Sign] = []
 
@@ -209,7 +222,9 @@ def broken_activation(model: nn.Module, one: LossPass) -> Broken | None:
 
 
 def broken_log_probs(model: nn.Module, one: LossPass) -> Broken | None:  # noqa: ARG001  (as the others)
-    """Log-probs of the response that are not finite when the forward is run again. One forward pass, no graph."""
+    """Return the response log-probs if some are not finite when the forward pass is repeated. One forward pass, no
+    graph.
+    """
     with torch.no_grad():
         logp = run_again(one).logp
     found = broken_among([("logp", torch.where(one.tokens.mask.bool(), logp.detach(), 0.0))])
@@ -217,9 +232,9 @@ def broken_log_probs(model: nn.Module, one: LossPass) -> Broken | None:  # noqa:
 
 
 def broken_sum(model: nn.Module, passes: RecordedPasses) -> Broken | None:
-    """The first parameter whose gradient is not finite when all passes of this rank are run again, and summed up.
+    """Return the first parameter whose gradient is not finite when all passes of this rank are repeated and summed up.
 
-    One forward and one backward of each. Nothing that training holds is touched.
+    It takes one forward and one backward pass of each. The training state is not changed.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     total: list[Tensor | None] = [None] * len(named)
@@ -236,10 +251,11 @@ def broken_sum(model: nn.Module, passes: RecordedPasses) -> Broken | None:
 
 
 def broken_output_gradient(model: nn.Module, one: LossPass) -> Broken | None:
-    """The first module, in order of the backward pass, the gradient of whose output is not finite.
+    """Return the first module, in order of the backward pass, whose output has a non-finite gradient; None if all are
+    finite.
 
-    One forward and one backward pass, from coefficients whose non-finite entries are zeroed. No gradient of a
-    parameter is computed: ``.grad`` and hooks on it are not touched.
+    It takes one forward and one backward pass, from coefficients whose non-finite entries are zeroed. No gradient of a
+    parameter is computed: ``.grad`` and hooks on it are not affected.
     """
     seen: list[_Sign] = []
     sources: list[Tensor] = []
@@ -261,9 +277,9 @@ def broken_output_gradient(model: nn.Module, one: LossPass) -> Broken | None:
 
 @contextmanager
 def listening(model: nn.Module, heard: Callable[[str, bool, Tensor], None]) -> Iterator[None]:
-    """Within it ``heard(module, source, output)`` is called for each output of floats of each module.
+    """Call ``heard(module, source, output)`` for each floating-point output of each module in the ``with`` block.
 
-    ``source`` marks where the graph begins: a module without parts, none of whose inputs has a gradient.
+    ``source`` is True where the graph begins: at a module without submodules, none of whose inputs has a gradient.
     """
 
     def hook(name: str, leaf: bool) -> Callable[..., None]:

@@ -1,4 +1,6 @@
-"""Culprits: their numbers copied from the device, their class and why, and those of all ranks together."""
+"""Culprits (outlying tokens in a step's gradient): their numbers copied from the device, their cause, and exchange over
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,59 +23,69 @@ from rlwatch.stats import mad, median
 from rlwatch.tensors.masked import widen
 
 TOKEN_LOG_RATIO = math.log(3.0)
-"""nats: dual-clip PPO caps ratios at 3; beyond that the ratio itself carries the gradient."""
+"""Log-ratio of a token, nats: dual-clip PPO caps ratios at 3; beyond that the ratio itself carries the gradient."""
 SEQUENCE_LOG_RATIO = 0.2
-"""nats per token: the whole response moved as far as PPO lets a single token move (1 +- 0.2)."""
+"""Mean log-ratio of a response, nats per token: the whole response moved as far as PPO lets a single token move (1 +-
+0.2).
+"""
 REFERENCE_GAP = 3.0
-"""nats: the gradient of k3 weighs such a token with exp(ref - logp) - 1, 19 or more: at a KL coefficient of 0.05 as
-much as an advantage of 1."""
+"""Gap between the reference's and the policy's log-prob, nats.
+
+The gradient of k3 weights such a token with exp(ref - logp) - 1, 19 or more. At a KL coefficient of 0.05 that is as
+much as an advantage of 1.
+"""
 LEAST_EXCESS = math.log(2.5)
-"""nats: a factor that makes less of a coefficient carries no excess."""
+"""Smallest excess of a factor over its usual size, nats, that explains a large coefficient."""
 OUTLIER_Z = 6.0
-"""Robust standard deviations: one normal value in 5e8 is as far."""
+"""Distance of an outlier in robust standard deviations; one normal value in 5e8 is as far."""
 FLAT = 0.25
-"""Least standard deviation, as a share of the median: with two kinds of rewards the measured one is often 0."""
+"""Smallest standard deviation, as a share of the median, because with two kinds of rewards the measured one is
+often 0.
+"""
 SMALL_TOKEN_SHARE = 0.1
-"""No single token explains a gradient of which it makes less than this."""
+"""Share of the gradient norm below which no single token explains the gradient."""
 LARGE_LAYER_SHARE = 0.5
-"""A layer that makes more than half of the squared norm..."""
+"""Share of the squared norm above which a layer may be the cause."""
 LAYER_TIMES = 3.0
-"""...and this many times its usual share is to blame itself. (Measured: 11 % -> 95 %, with a top token of 3 %.)"""
+"""Multiple of its usual share above which a layer may be the cause. (Measured: 11 % -> 95 %, top token 3 %.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class RobustLevel:
-    """Level of most values of a step: median, and a robust standard deviation."""
+    """Level of most values in a step: median, and a robust standard deviation."""
 
     middle: float
     spread: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> RobustLevel | None:
-        """Level of the finite ones among ``values``; None if there are fewer than 4."""
+        """Return the level of the finite values in ``values``; None if there are fewer than 4."""
         finite = [value for value in values if math.isfinite(value)]
         return cls(median(finite), mad(finite)) if len(finite) >= 4 else None
 
     def z(self, value: float, *, least: float = 0.0) -> float:
-        """Standard deviations (each ``least`` at least) above the median; 0 where there is no deviation at all."""
+        """Return how many standard deviations ``value`` is above the median; 0 if there is no deviation at all.
+
+        ``least`` is the smallest standard deviation that is used.
+        """
         spread = max(self.spread, least)
         return (value - self.middle) / spread if spread > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepLevels:
-    """Usual advantages, rewards and layers of the step a culprit is in.
+    """Usual advantages, rewards and layer shares of a step, with which an outlying token is compared.
 
     Parameters
     ----------
     advantages
-        Level of the sizes of its responses' advantages, zeros left out.
+        Level of the absolute advantages of the step's responses, without zeros.
     rewards
-        Level of its responses' rewards.
+        Level of the rewards of the step's responses.
     layers, usual
         Share of each layer in the squared norm: now, and its running mean over earlier steps (empty: not known).
     top_share
-        Largest |contribution| of a token / norm; None if not known.
+        Largest |contribution| of a token divided by the norm; None if not known.
     scales
         Usual sizes of the scales of the loss in this run (:mod:`rlwatch.gradloc.trigger`); empty: not known.
     policy_weight, kl_weight
@@ -91,14 +103,16 @@ class StepLevels:
 
     @property
     def advantage(self) -> tuple[float, str] | None:
-        """Usual size of an advantage, and whose it is."""
+        """Return the usual absolute advantage, and ``"run"`` or ``"step"`` for where it was learnt; None if not
+        known.
+        """
         if "advantage" in self.scales and self.scales["advantage"].middle > 0:
             return self.scales["advantage"].middle, "run"
         return None if self.advantages is None or not self.advantages.middle else (self.advantages.middle, "step")
 
     @property
     def coefficient(self) -> float | None:
-        """Usual size of a coefficient in this run."""
+        """Return the usual absolute coefficient |dL/dlogp| in this run; None if not known."""
         usual = self.scales.get("coefficient")
         return usual.middle if usual is not None and usual.middle > 0 else None
 
@@ -112,16 +126,20 @@ class StepLevels:
         usual: Mapping[str, float] | None = None,
         top_share: float | None = None,
     ) -> StepLevels:
-        """Levels from one advantage and one reward for each response."""
+        """Compute the levels from one advantage and one reward for each response; the other arguments are fields of the
+        class.
+        """
         sizes = RobustLevel.of([abs(value) for value in advantages if value])
         return cls(sizes, RobustLevel.of(rewards), layers or {}, usual or {}, top_share)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseLevels:
-    """The response a culprit is in: median log-ratio of a token (nats), the culprit left out; None: not known.
+    """Levels of the response that contains an outlying token: median log-ratio of its other tokens, nats; None if not
+    known.
 
-    The median, because a few outlying tokens do not shift it unless the whole response has drifted.
+    The median is used, because a few outlying tokens do not shift it unless the whole response has drifted.
+    ``log_ratio`` is against the old policy, ``rollout_log_ratio`` against the rollout engine.
     """
 
     log_ratio: float | None = None
@@ -130,24 +148,26 @@ class ResponseLevels:
 
 @dataclass(frozen=True, slots=True)
 class LossShare:
-    """A token's coefficient as the loss made it: its ``form``, and the ``row`` (COLUMNS,) of the numbers it takes."""
+    """Coefficient of one token as the loss computes it: the ``form`` of the loss, and the ``row`` (COLUMNS,) of its
+    inputs.
+    """
 
     form: LossForm
     row: np.ndarray
 
     def of(self, name: str) -> float:
-        """Number of that name; NaN if not known."""
+        """Return the token's number in the column ``name``; NaN if not known."""
         return float(self.row[COLUMNS.index(name)])
 
     @property
     def parts(self) -> tuple[float, float]:
-        """Part of the policy term and of the KL term."""
+        """Return the parts of the policy term and of the KL term in the coefficient."""
         policy, kl = self.form.parts(self.row[None])
         return float(policy[0]), float(kl[0])
 
     @property
     def log_weight(self) -> float:
-        """Factor of ratio and importance weight in the policy term, nats; -Inf if it is clipped."""
+        """Return the logarithm of ratio and importance weight in the policy term, nats; -Inf if the term is clipped."""
         plain = self.form.policy * abs(self.of("advantage")) / float(self.form.shape.lengths(self.row[None])[0])
         policy = abs(self.parts[0])
         return math.log(policy / plain) if policy > 0 and plain > 0 else -math.inf
@@ -155,7 +175,10 @@ class LossShare:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One factor of a coefficient: ``excess`` over what is usual (nats; below 0 it made the coefficient smaller)."""
+    """One factor of a token's coefficient, with its ``excess`` over what is usual, in nats.
+
+    Below 0 the factor made the coefficient smaller. ``why`` describes the factor in words.
+    """
 
     excess: float
     cause: ExcessFactor
@@ -170,11 +193,12 @@ def cause_of(
     share: LossShare | None = None,
     pull: float | None = None,
 ) -> tuple[ExcessFactor, str]:
-    """The factor that carries a token's excess, and why in one sentence.
+    """Return the factor that best explains the excess of a token, and the reason in one sentence.
 
-    ``numbers`` as in :class:`rlwatch.gradloc.report.Culprit`; ``share`` is what the loss made of it, where its form is
-    known; ``pull``: how many times as long the gradient of its log-prob is as that of others, where it was taken. A
-    factor that made the coefficient smaller is never named, nor is a KL term where the loss has none.
+    ``numbers`` are the known quantities of the token, as in :class:`rlwatch.gradloc.report.Culprit`; ``response`` and
+    ``step`` are what they are compared with. ``share`` is its coefficient as the loss computes it, if the form of the
+    loss is known. ``pull`` is the factor between the gradient of its log-prob and that of other tokens, if it was
+    measured. A factor that made the coefficient smaller is never named, nor is a KL term if the loss has none.
     """
     bad = [name for name, value in numbers.items() if not math.isfinite(value)]
     if bad:
@@ -198,7 +222,10 @@ def factors_of(
     share: LossShare | None = None,
     pull: float | None = None,
 ) -> list[Factor]:
-    """Factors of a token's coefficient against what is usual."""
+    """Return the factors of a token's coefficient, each with its excess over what is usual.
+
+    The arguments are those of :func:`cause_of`.
+    """
     found = [*([] if pull is None or not pull > 0 else [_pull(pull)]), *_entropy(numbers, step)]
     if share is not None and abs(share.parts[1]) > abs(share.parts[0]):
         return [*found, *_kl(share, step)]
@@ -218,7 +245,9 @@ def _pull(pull: float) -> Factor:
 
 
 def _entropy(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
-    """Return the entropy term's factor, if it weighs this token more than the policy term does, and than others."""
+    """Return the entropy term's factor, if that term weights this token more than the policy term does, and than
+    others.
+    """
     weight, compared = abs(numbers.get("entropy_coefficient", 0.0)), abs(numbers.get("coefficient", 0.0))
     if not weight > compared:
         return []
@@ -243,7 +272,7 @@ def _advantage(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
 
 
 def _far(advantage: float, step: StepLevels) -> bool:
-    """Check that it is beyond what advantages of healthy steps are, or, where these are not known, of this step."""
+    """Return True if the advantage is beyond those of healthy steps, or of this step if those are not known."""
     largest = step.scales.get("largest advantage")
     if largest is not None and largest.middle > 0:
         return abs(advantage) > largest.upper(1.2)
@@ -334,7 +363,10 @@ def _kl(share: LossShare, step: StepLevels) -> list[Factor]:
 
 
 def cause_of_step(culprits: Sequence[Culprit], step: StepLevels) -> ExcessFactor:
-    """The class of the whole step: a layer's where no token explains it, else that with the largest shares."""
+    """Return the cause of the whole step: a layer if no token explains it, else the cause with the largest shares.
+
+    ``culprits`` are the outlying tokens of the step.
+    """
     if any(culprit.cause is ExcessFactor.NON_FINITE for culprit in culprits):
         return ExcessFactor.NON_FINITE
     if _layer(step):
@@ -361,7 +393,11 @@ def _layer(step: StepLevels) -> tuple[ExcessFactor, str] | None:
 
 
 def layer_to_blame(step: StepLevels, *, small: float = SMALL_TOKEN_SHARE, of_tokens: bool = True) -> str:
-    """Describe the outlying layer, if no token holds more than ``small`` (or with any tokens); empty if none."""
+    """Return a description of a layer whose share is an outlier, if no token holds more than ``small``; empty if there
+    is none.
+
+    With ``of_tokens`` False the tokens' shares do not matter.
+    """
     if not step.layers or (of_tokens and (step.top_share is None or not step.top_share < small)):
         return ""
     name = max(step.layers, key=step.layers.__getitem__)
@@ -385,7 +421,7 @@ def _number_of(logarithm: float) -> str:
     return f"e^{logarithm:.3g}" if abs(logarithm) > 7 else f"{math.exp(logarithm):.3g}"
 
 
-# The numbers of one loss pass, copied from the device once: what culprits and their responses are described with.
+# The numbers of one loss pass, copied from the device once, from which culprits and their responses are described.
 
 NUMBERS = (
     "logp", "old_logp", "rollout_logp", "ref_logp", "entropy", "ratio", "advantage", "reward", "coefficient",
@@ -396,12 +432,12 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class HostPass:
-    """One micro-batch of this rank: ``columns`` (B, T) of those of :data:`NUMBERS` that are known, float64.
+    """The numbers of one micro-batch of this rank, on the CPU.
 
-    ``mask`` (B, T) is bool; ``ids`` (B, T) int64, None where not known; ``loss`` (COLUMNS, B, T) are the inputs of the
-    loss for each token and ``form`` its formula, if it is known; ``groups`` and ``tasks`` are the prompt and the task
-    of each sequence, ``identity`` other facts that the trainer gave; ``eos``: ids that end
-    a response.
+    ``columns`` (B, T), float64, has those of :data:`NUMBERS` that are known. ``mask`` (B, T) is bool; ``ids`` (B, T)
+    are int64, None if not known. ``loss`` (COLUMNS, B, T) are the inputs of the loss for each token and ``form`` its
+    formula, if it is known. ``groups`` and ``tasks`` are the prompt and the task of each sequence, ``identity`` other
+    facts that the trainer gave. ``eos`` are ids that end a response.
     """
 
     rank: int
@@ -418,10 +454,10 @@ class HostPass:
     eos: tuple[int, ...] = ()
 
     def ended(self, at: TokenAt) -> int | None:
-        """Return the position of the end token that precedes the token; None if none precedes it.
+        """Return the position of the end token that precedes the token at ``at`` in its answer; None if none does.
 
-        Only if all tokens between the two are in the mask: in a dialogue the text of the environment follows the end of
-        a turn, and it is not in the mask.
+        All tokens between the two must be in the mask. In a dialogue the text of the environment follows the end of a
+        turn, and that text is not in the mask.
         """
         if self.ids is None or not self.eos:
             return None
@@ -430,21 +466,25 @@ class HostPass:
         return within[0] if within else None
 
     def share(self, at: TokenAt) -> LossShare | None:
-        """The token's coefficient as the loss made it."""
+        """Return the coefficient of the token at ``at`` as the loss computes it; None if the form of the loss is not
+        known.
+        """
         if self.form is None or self.loss is None:
             return None
         return LossShare(self.form, self.loss[:, at.row, at.position])
 
     def token_id(self, at: TokenAt) -> int | None:
-        """Id of the token there."""
+        """Return the id of the token at ``at``; None if ids are not known."""
         return None if self.ids is None else int(self.ids[at.row, at.position])
 
     def numbers(self, at: TokenAt) -> dict[str, float]:
-        """Known quantities of the token there; NaN is a value, what was not measured is absent."""
+        """Return the known quantities of the token at ``at``; NaN is a value, quantities that were not measured are
+        absent.
+        """
         return {name: float(column[at.row, at.position]) for name, column in self.columns.items()}
 
     def response(self, at: TokenAt) -> ResponseLevels:
-        """Median log-ratios of the response the token is in, the token itself left out."""
+        """Return median log-ratios of the response that contains the token at ``at``, without that token."""
         others = self.mask[at.row].copy()
         others[at.position] = False
         return ResponseLevels(self._apart(at.row, others, "old_logp"), self._apart(at.row, others, "rollout_logp"))
@@ -456,7 +496,7 @@ class HostPass:
         return middle if math.isfinite(middle) else None
 
     def per_response(self, name: str) -> list[float]:
-        """``name`` of the first token of each response that has tokens; empty where not known."""
+        """Return the quantity ``name`` at the first token of each response that has tokens; empty if not known."""
         if name not in self.columns:
             return []
         return [
@@ -465,7 +505,10 @@ class HostPass:
 
 
 def on_host(passes: RecordedPasses, rank: int = 0, *, forms: bool = False) -> list[HostPass]:
-    """Copy each pass of ``rank``; waits for the device once for each, or twice with the ``forms`` of its loss."""
+    """Copy the numbers of each loss pass of ``rank`` to the CPU.
+
+    Waits for the device once for each pass, or twice with ``forms``, which also finds the form of the loss.
+    """
     hosts = [_copied(one, rank, k) for k, one in enumerate(passes.all)]
     if not forms:
         return hosts
@@ -483,7 +526,10 @@ def step_levels(
     usual: Mapping[str, float] | None = None,
     top_share: float | None = None,
 ) -> StepLevels:
-    """Usual advantages and rewards of the step, from the responses of all ranks of ``world``. A collective."""
+    """Return the usual advantages and rewards of the step, from the responses of all ranks of ``world``. A collective.
+
+    ``hosts`` are the passes of this rank; the other arguments are fields of :class:`StepLevels`.
+    """
     here = [[value for host in hosts for value in host.per_response(name)] for name in ("advantage", "reward")]
     every = [here] if world is None else gather_plain(world, here)
     advantages, rewards = ([value for rank in every for value in rank[i]] for i in (0, 1))
@@ -531,12 +577,15 @@ def _known(one: LossPass) -> dict[str, Tensor]:
     return {name: values for name, values in quantities.items() if values is not None}
 
 
-# Culprits described: their numbers, their class, and why.
+# Description of culprits: their numbers, their cause, and the reason in words.
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Known quantities of one token, and of the response it is in."""
+    """Known quantities of one token, and levels of the response that contains it.
+
+    ``ended`` is the position of an end token that precedes it in its answer, or None.
+    """
 
     at: TokenAt
     sequence: int
@@ -554,7 +603,7 @@ class Described:
 
 
 def describe(hosts: Sequence[HostPass], at: TokenAt) -> Described:
-    """The token at ``at``, of the rank that ``hosts`` are of."""
+    """Return the known quantities of the token at ``at``; ``hosts`` are the passes of the token's rank."""
     host = hosts[at.microbatch]
     return Described(
         at,
@@ -576,7 +625,11 @@ def culprit_of(
     own: OwnGradient | None = None,
     pull: float | None = None,
 ) -> Culprit:
-    """The token with its class; its share is ``contribution / norm`` where both are known."""
+    """Return ``token`` as a culprit (an outlying token), with its cause; its share is ``contribution / norm`` if both
+    are known.
+
+    ``levels`` are what is usual in the step, ``own`` is the token's own gradient, ``pull`` as for :func:`cause_of`.
+    """
     cause, why = cause_of(token.numbers, token.response, levels, share=token.share, pull=pull)
     share = contribution / norm if contribution is not None and norm else None
     culprit = Culprit(token.at, token.sequence, token.token_id, cause, token.said(why), numbers=token.numbers)
@@ -584,7 +637,9 @@ def culprit_of(
 
 
 def culprits_of_trace(hosts: Sequence[HostPass], trace: NonfiniteTrace, most: int = 8) -> list[Culprit]:
-    """The tokens of this rank that a trace names, ``most`` at most; what it found is why."""
+    """Return the tokens of this rank at which ``trace`` found a number that is not finite, at most ``most``, as
+    culprits.
+    """
     places = trace.tokens or ([trace.at] if trace.at is not None else [])
     here = [at for at in places if any(host.rank == at.rank for host in hosts)]
     described = [describe(hosts, at) for at in here[:most]]
@@ -601,11 +656,13 @@ def culprits_of_trace(hosts: Sequence[HostPass], trace: NonfiniteTrace, most: in
     ]
 
 
-# Culprits of every rank on every rank: what travels is text.
+# Exchange of culprits, so that every rank has those of all ranks; they are sent as text.
 
 
 def size_of(culprit: Culprit) -> float:
-    """Size that culprits are ranked by: the norm of the token's own gradient, or the contribution if larger."""
+    """Return the size by which culprits are ranked: the norm of the token's own gradient, or the contribution if it is
+    larger.
+    """
     # |<g_t, u>| <= ||g_t|| by Cauchy-Schwarz: a contribution is larger only where the token was not verified, or
     # rounding.
     own = 0.0 if culprit.own is None else culprit.own.norm
@@ -614,7 +671,9 @@ def size_of(culprit: Culprit) -> float:
 
 
 def shared_culprits(local: Sequence[Culprit], world: World) -> list[Culprit]:
-    """Culprits of all ranks, by rank, in the order they had there. A collective; NaN and Inf come through."""
+    """Return the culprits of all ranks, by rank, in the order they had there. A collective; NaN and Inf are
+    preserved.
+    """
     if world.size == 1:
         return list(local)
     return [_culprit_from(body) for rank in gather_plain(world, [asdict(each) for each in local]) for body in rank]

@@ -1,7 +1,9 @@
-"""Cures: the gradient norm that a step would have had, had its loss clipped, masked, corrected or rescaled something.
+"""Cures of a spike: the gradient norm that a step would have had with a changed loss (clipped, masked, corrected,
+rescaled).
 
-A change of the loss is a change of coefficients, ``a`` to ``a'``; with the gradient g that training holds, the norm
-would have been ``||g + sum (a' - a) dlogp/dtheta||``: exactly, by a backward of the changed responses alone.
+A change of the loss is a change of coefficients, ``a`` to ``a'``. With the gradient g that training holds, the norm
+would have been ``||g + sum (a' - a) dlogp/dtheta||``. It is computed exactly, by a backward pass of the changed
+responses alone.
 """
 
 from __future__ import annotations
@@ -25,29 +27,31 @@ from rlwatch.gradloc.rerun import tried
 from rlwatch.tensors.gradnorm import shard_of
 
 RATIO_CAP = 3.0
-"""Ratios are clipped at it: the usual cap of dual-clip PPO."""
+"""Value at which ratios are clipped: the usual cap of dual-clip PPO."""
 WEIGHT_CAP = 2.0
-"""Importance weights are truncated at it."""
+"""Value at which importance weights are truncated."""
 RESPONSE_CAP = 1.22
-"""Geometric mean of the ratios of a response beyond which it is masked: e^0.2."""
+"""Geometric mean of a response's ratios above which it is masked: e^0.2."""
 GAP_CAP = 3.0
-"""nats: log-ratios to the reference are clipped at it."""
+"""Value at which log-ratios to the reference are clipped, nats."""
 
 Keep = Callable[[HostPass], tuple[np.ndarray, np.ndarray]]
-"""Computes the factors by which a cure scales the policy's and the KL term's part of each coefficient (B, T)."""
+"""Function that returns the factors by which a cure scales the policy's and the KL term's part of each coefficient (B,
+T).
+"""
 
 
 def scaled(policy: float, kl: float = 1.0) -> Keep:
-    """The same factors for all tokens."""
+    """Return a change that multiplies the policy term and the KL term of all tokens by constant factors."""
     return lambda host: (np.full(host.mask.shape, policy), np.full(host.mask.shape, kl))
 
 
 UNCHANGED = scaled(1.0)
-"""All of them."""
+"""Change that leaves all coefficients as they are."""
 
 
 def masked(places: Sequence[np.ndarray], hosts: Sequence[HostPass]) -> Keep:
-    """Return a ``Keep`` that drops the tokens at ``places``, (B, T) of each of ``hosts``."""
+    """Return a change that drops the tokens at ``places``, (B, T) for each of ``hosts``."""
     where = {id(host): place for host, place in zip(hosts, places, strict=True)}
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
@@ -58,7 +62,7 @@ def masked(places: Sequence[np.ndarray], hosts: Sequence[HostPass]) -> Keep:
 
 
 def clipped_advantages(cap: float) -> Keep:
-    """Advantages within [-cap, cap]."""
+    """Return a change that clips advantages to [-cap, cap]."""
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
         size = np.abs(_column(host, "advantage"))
@@ -68,7 +72,10 @@ def clipped_advantages(cap: float) -> Keep:
 
 
 def clipped_ratios(cap: float, name: str = "ratio") -> Keep:
-    """No policy term of tokens whose ratio (of that name) is above ``cap``: there a clipped loss is flat."""
+    """Return a change that drops the policy term of tokens whose ratio in the column ``name`` is above ``cap``.
+
+    A clipped loss is flat there.
+    """
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
         return np.where(_column(host, name) > math.log(cap), 0.0, 1.0), np.ones(host.mask.shape)
@@ -77,7 +84,10 @@ def clipped_ratios(cap: float, name: str = "ratio") -> Keep:
 
 
 def truncated_weights(cap: float, name: str = "weight") -> Keep:
-    """Importance weights at ``cap`` at most, where the loss takes them as they are or at a higher cap."""
+    """Return a change that truncates importance weights in the column ``name`` at ``cap``.
+
+    It has an effect if the loss uses the weights as they are or truncates them at a higher cap.
+    """
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
         over = np.maximum(_column(host, name) - math.log(cap), 0.0)
@@ -95,7 +105,7 @@ def truncated_weights(cap: float, name: str = "weight") -> Keep:
 
 
 def clipped_gaps(cap: float) -> Keep:
-    """The KL term's log-ratios to the reference within [-cap, cap]."""
+    """Return a change that clips the KL term's log-ratios to the reference to [-cap, cap], in nats."""
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
         kept = np.ones(host.mask.shape)
@@ -120,10 +130,11 @@ def _column(host: HostPass, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A cure to be tried.
+    """A change of the loss whose effect is to be computed.
 
-    ``keep`` returns the factors of the coefficients, ``entropy`` is the factor of the entropies' coefficients
-    (of all tokens or, by ``keep``, of each); with ``only`` all other terms are dropped.
+    ``keep`` returns the factors of the coefficients. ``entropy`` is the factor of the entropies' coefficients, for all
+    tokens or, as a function, for each. With ``only`` all other terms of the loss are dropped. ``kind``, ``value`` and
+    ``action`` describe it as in :class:`~rlwatch.gradloc.report.Cure`.
     """
 
     kind: str
@@ -136,10 +147,10 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """Part of the gradient that comes through log-probs and entropies, by the backward of training.
+    """Part of the gradient that comes through log-probs and entropies, by training's backward pass.
 
-    ``norm`` is its own (NaN where several ranks hold whole gradients), ``along`` its component along the gradient that
-    training holds.
+    ``norm`` is its own norm (NaN if several ranks hold whole gradients), ``along`` its component along the gradient
+    that training holds.
     """
 
     norm: float
@@ -148,9 +159,10 @@ class Through:
 
 @dataclass(slots=True)
 class InterventionCatalog:
-    """Tries cures on one step. A collective: all ranks make the same proposals in the same order.
+    """Computation of the effect of changes of the loss on one step. A collective: all ranks make the same proposals in
+    order.
 
-    ``backwards`` counts those of responses that it took.
+    ``backwards`` counts the backward passes of responses that were run.
     """
 
     model: nn.Module
@@ -163,7 +175,7 @@ class InterventionCatalog:
     _through: Through | None = None
 
     def cure(self, proposal: Proposal) -> Cure | None:
-        """Compute the norm with the cure; None if that is not possible."""
+        """Return the gradient norm with the change ``proposal``; None if it cannot be computed or changes nothing."""
         before = self.direction.norm
         if proposal.only:
             through = self.through()
@@ -188,7 +200,9 @@ class InterventionCatalog:
 
     @property
     def together(self) -> bool:
-        """True where all ranks must take part in each backward (FSDP2), and have their shards of what it gives."""
+        """Return True if all ranks must take part in each backward pass (FSDP2), each of which leaves them shards of
+        the gradient.
+        """
         return bool(sharded_modules(self.model))
 
     def _sum(self, here: float) -> float:
@@ -212,7 +226,9 @@ class InterventionCatalog:
         return found
 
     def through(self) -> Through | None:
-        """Run one backward of all tokens, and cache the result; None if what comes through them is unknown."""
+        """Run one backward pass of all tokens, and cache the result; return None if the part through them is
+        unknown.
+        """
         if self._through is None:
             here, why = tried(self._alone)
             self.notes += [f"through the tokens: {why}"] if why else []
@@ -333,7 +349,9 @@ def _weights(values: Tensor, row: int | None, part: Tensor) -> Tensor:
 
 
 def parts_of(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
-    """(B, T) parts of the policy and of the KL term in each coefficient; all of it the policy's where not known."""
+    """Return (B, T) the parts of the policy and of the KL term in each coefficient; all is the policy's if not
+    known.
+    """
     whole = np.where(host.mask, np.nan_to_num(host.columns.get("coefficient", np.zeros(host.mask.shape))), 0.0)
     if host.form is None or host.loss is None:
         return whole, np.zeros_like(whole)

@@ -1,6 +1,7 @@
 """The gradient of a step as a direction, and forward passes that see weights moved along it.
 
-A direction has its norm, what each layer has of it, and its tensors. The weights themselves stay as they are.
+A direction has the norm of the gradient, each layer's share of it, and its tensors. The weights themselves are not
+changed.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from rlwatch.tensors.gradnorm import Piece, layer_of, plain_name
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """The gradients a model held at some moment.
+    """The gradients that a model held at one moment.
 
     Parameters
     ----------
     gradients
-        By the name of the parameter, as they lie in ``.grad``: not copied, never changed. A parameter with several
-        names is there once; parameters without a gradient are absent.
+        Gradients by the name of the parameter, as they lie in ``.grad``: not copied, never changed. A parameter with
+        several names occurs once; parameters without a gradient are absent.
     norm
-        ``G``, the L2 norm of the whole gradient of all ranks before anything clipped it, in the unit that the
-        coefficients of the loss passes have. 0, NaN and Inf are possible.
+        ``G``, the L2 norm of the whole gradient of all ranks before it was clipped, in the unit of the coefficients of
+        the loss passes. 0, NaN and Inf are possible.
     length
         L2 norm of the whole gradient as it is held now: the unit vector is ``gradients / length``.
     layers
-        Share of each layer in the squared norm, in model order; sums up to 1. Empty where that norm is 0 or not finite.
+        Share of each layer in the squared norm, in model order; sums up to 1. Empty if that norm is 0 or not finite.
     """
 
     gradients: Mapping[str, Tensor]
@@ -54,15 +55,15 @@ class Direction:
     ) -> Direction:
         """Take the gradients that ``model`` holds now. A collective: all ranks of ``world`` call it.
 
-        Squares are added up in float32 within a tensor and in float64 between tensors. A whole gradient counts on
-        ``rank`` 0 only (default: the rank in ``world``), because data-parallel ranks all hold the same; of a DTensor
-        the local shard counts. ``norm`` is to be given where it is no longer that of the gradients held, because they
-        were clipped since, or divided by a loss scale that the coefficients carry.
+        Squares are summed in float32 within a tensor and in float64 between tensors. A whole gradient counts on
+        ``rank`` 0 only (default: the rank in ``world``), because data-parallel ranks all hold the same. Of a DTensor
+        the local shard counts. Pass ``norm`` if it is no longer that of the gradients held, because they were clipped
+        since, or divided by a loss scale that the coefficients carry.
 
         Raises
         ------
         NotLocalised
-            There are no gradients, not on all ranks, or not in a form that can be read.
+            If there are no gradients, if not all ranks have them, or if they cannot be read.
         """
         world = world or Alone()
         reshard(model)
@@ -74,7 +75,7 @@ class Direction:
 
     @property
     def finite(self) -> bool:
-        """True without NaN or Inf (and without a norm beyond float32). A gradient of zeros is finite."""
+        """Return True if the gradient has no NaN or Inf, and no norm beyond float32. A gradient of zeros is finite."""
         return math.isfinite(self.length) and math.isfinite(self.norm)
 
 
@@ -108,7 +109,7 @@ def _sums(counted: list[Tensor | None]) -> Tensor:
 
 
 def _check(parameters: list[tuple[str, Parameter]], elements: list[float], ranks: list[float], size: int) -> None:
-    """Raise where a gradient is not whole. All ranks see the same numbers, and so all raise or none."""
+    """Raise ``NotLocalised`` if a gradient is not whole. All ranks see the same numbers, and so all raise or none."""
     if not any(ranks):
         raise NotLocalised("no parameter of the model holds a gradient")
     for (name, p), held, n in zip(parameters, elements, ranks, strict=True):
@@ -129,16 +130,17 @@ def _shares(squares: Mapping[str, float]) -> dict[str, float]:
 
 
 ONE_EXPERT = 0.5
-"""An expert that holds this part of its layer's squared norm is named."""
+"""Share of a layer's squared norm above which an expert is named."""
 _EXPERT = re.compile(r"(?:.*\.)?experts?\.(?:local_experts\.)?(\d+)\.")
 _STACKED = re.compile(r"(?:.*\.)?experts?\.")
 
 
 def expert_to_blame(gradients: Mapping[str, Tensor], layer: str) -> tuple[int, float] | None:
-    """Number of the expert that holds most of the ``layer``'s squared norm, and its part; None where none does.
+    """Return the number of the expert that holds most of the squared norm of ``layer``, and its share; None if no
+    expert does.
 
-    Experts are modules of their own (``experts.5.down_proj.weight``), or lie behind one another in a tensor (E, ...).
-    Shards of a DTensor are left out. One pass over the layer's gradients, as for its norm, and one wait.
+    Experts are separate modules (``experts.5.down_proj.weight``), or consecutive in a tensor (E, ...). Shards of a
+    DTensor are left out. It takes one pass over the layer's gradients, as for its norm, and waits once for the device.
     """
     whole: list[Tensor] = []
     of_expert: dict[int, Tensor] = {}
@@ -163,35 +165,41 @@ def expert_to_blame(gradients: Mapping[str, Tensor], layer: str) -> tuple[int, f
     return (number, most / total) if total > 0 and most >= ONE_EXPERT * total else None
 
 
-# Forward passes that see weights moved along a direction, while the weights themselves stay as they are.
+# Forward passes that see weights moved along a direction, while the weights themselves are not changed.
 #
-# What a module reads as ``self.weight`` is looked up in its dictionary of parameters. While seen is active that
-# dictionary is another one, which works out each value when it is read: a temporary in float32 that is gone when the
-# operation is over. So it takes the memory of one weight, works for weights that another module reads (a fused head),
-# that are tied, adapted or checkpointed, and a process that dies half-way leaves nothing damaged.
+# A module looks up ``self.weight`` in its dictionary of parameters. Inside ``seen`` that dictionary is replaced by one
+# that computes each value when it is read: a temporary in float32 that is freed when the operation is over. So it takes
+# the memory of one weight. It works for weights that another module reads (a fused head), and for tied, adapted or
+# checkpointed ones. A process that dies half-way leaves nothing damaged.
 #
-# To add the step and subtract it again would not do: up to half of float32 weights come back changed, by up to 37
-# ulp. Nor would moving bfloat16 weights in place: the step is below half an ulp, and 99.7 % of the elements would not
+# Adding the step and subtracting it again would change up to half of the float32 weights, by up to 37 ulp. Moving
+# bfloat16 weights in place would not work either: the step is below half an ulp, and 99.7 % of the elements would not
 # move.
 
 
 Shift = Callable[[Tensor, Tensor], Tensor]
-"""(weight, gradient) -> what the forward pass sees in place of the weight. Changes neither."""
+"""Function (weight, gradient) -> value that the forward pass sees in place of the weight. It changes neither
+argument.
+"""
 
 
 def displaced(
     model: nn.Module, direction: Direction, step: float, precision: Precision
 ) -> AbstractContextManager[None]:
-    """Weights are seen at theta + ``step`` * u, with u the unit vector of ``direction``."""
+    """Let forward passes in the ``with`` block see weights at theta + ``step`` * u, with u the unit vector of
+    ``direction``.
+
+    ``step`` is a length in the space of the parameters; ``precision`` is that of the pass.
+    """
     # theta + h u, with u = gradients / length never formed: one fused multiply-add for each weight as it is read.
     alpha = step / direction.length
     return seen(model, direction, lambda weight, gradient: weight.add(gradient, alpha=alpha), precision)
 
 
 def tangent(model: nn.Module, direction: Direction, precision: Precision) -> AbstractContextManager[None]:
-    """Weights are seen as dual numbers with the gradients (not divided by their norm) as tangents.
+    """Let forward passes in the ``with`` block see weights as dual numbers, with the gradients as tangents.
 
-    Within ``torch.autograd.forward_ad.dual_level``.
+    The tangents are not divided by the gradient's norm. Use it within ``torch.autograd.forward_ad.dual_level``.
     """
 
     def dual(weight: Tensor, gradient: Tensor) -> Any:
@@ -202,10 +210,11 @@ def tangent(model: nn.Module, direction: Direction, precision: Precision) -> Abs
 
 @contextmanager
 def seen(model: nn.Module, direction: Direction, shift: Shift, precision: Precision) -> Iterator[None]:
-    """Forward passes inside see ``shift(weight, gradient)`` for each weight that has a gradient in ``direction``.
+    """Let forward passes in the ``with`` block see ``shift(weight, gradient)`` for each weight with a gradient in
+    ``direction``.
 
-    If ``precision`` is wide, weights in bfloat16 or float16 are seen in float32, so that all of the pass is, and
-    ``shift`` gets them so. Without gradient graph.
+    If ``precision`` is wide, weights in bfloat16 or float16 are seen in float32, and ``shift`` gets them in float32, so
+    that the whole pass is in float32. There is no gradient graph.
     """
     reshard(model)
     named = dict(model.named_parameters())
@@ -230,7 +239,11 @@ def seen(model: nn.Module, direction: Direction, shift: Shift, precision: Precis
 
 
 class Views(dict[str, Any]):
-    """Parameters of a module as its forward pass is to see them; iterating over them gives the true ones."""
+    """Parameters of a module as its forward pass is to see them, shifted when they are read; iteration yields the true
+    ones.
+
+    ``true`` are the module's parameters by name, ``gradients`` the gradients by the ``id`` of the parameter.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Ranks that localise one step together, and models that FSDP2 or DeepSpeed shards or DDP replicates over them."""
+"""Ranks that localise one step together, and access to models that FSDP2 or DeepSpeed shards, or DDP replicates."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from rlwatch.tensors.gradnorm import partitioned
 
 _groups = count()
-"""Every rank makes its groups in the same order."""
+"""Counter of process groups: every rank creates its groups in the same order."""
 
 
 class World(Protocol):
-    """Ranks that all localise the same step together. Gradients are means over ranks: c = a / size * derivative.
+    """Interface to ranks that all localise the same step together. Gradients are means over ranks: c = a / size *
+    derivative.
 
-    Every method is a collective: all ranks call it, in the same order.
+    Every method except :meth:`leave` is a collective: all ranks call it, in the same order.
     """
 
     @property
@@ -37,55 +38,55 @@ class World(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of this rank."""
+        """Return the number of this rank, from 0."""
         ...
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of ``values`` over the ranks, elementwise, on every rank."""
+        """Return the elementwise sum of ``values`` over the ranks, on every rank."""
         ...
 
     def max(self, values: Tensor) -> Tensor:
-        """The largest of ``values`` over the ranks, elementwise, on every rank."""
+        """Return the elementwise maximum of ``values`` over the ranks, on every rank."""
         ...
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """``values`` of each rank (equal shapes), by rank, on every rank."""
+        """Return ``values`` of each rank (of equal shapes), ordered by rank, on every rank."""
         ...
 
     def leave(self) -> None:
-        """Take part no longer: a rank that waits for this one gets an exception instead of an answer. No collective."""
+        """Stop taking part: a rank that waits for this one gets an exception instead of an answer. Not a collective."""
         ...
 
 
 class Alone:
-    """The only rank there is."""
+    """The world of a run with a single rank; no method communicates."""
 
     size = 1
     rank = 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return ``values``."""
+        """Return ``values`` unchanged."""
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """Return ``values``."""
+        """Return ``values`` unchanged."""
         return values
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Return ``values``, alone in a list."""
+        """Return a list with ``values``."""
         return [values]
 
     def leave(self) -> None:
-        """Do nothing: no other rank waits."""
+        """Do nothing, because no other rank waits."""
 
 
 class Processes:
-    """The ranks of ``torch.distributed``, through a process group of their own on the CPU.
+    """The ranks of ``torch.distributed``, connected through a separate process group on the CPU.
 
-    Making one is a collective. ``torch.distributed`` does not know of the group: neither the names of the trainer's own
-    groups nor their end depend on it. What travels is small: scalars, and the numbers of some candidates. If a rank
+    Creating one is a collective. ``torch.distributed`` does not know of the group: neither the names of the trainer's
+    own groups nor their end depend on it. Little data is sent: scalars, and the numbers of some candidates. If a rank
     fails, leaves or is gone, the others get a ``RuntimeError`` at once, or after ``timeout_s`` seconds if it only does
-    not come.
+    not arrive.
     """
 
     def __init__(self, timeout_s: float = 60.0) -> None:
@@ -96,22 +97,22 @@ class Processes:
         self._group: Any = c10d.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout_s))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add up over the ranks, elementwise."""
+        """Return the elementwise sum of ``values`` over the ranks. Raises ``RuntimeError`` if a rank is gone."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def max(self, values: Tensor) -> Tensor:
-        """Take the largest over the ranks, elementwise."""
+        """Return the elementwise maximum of ``values`` over the ranks. Raises ``RuntimeError`` if a rank is gone."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Gather ``values`` by rank."""
+        """Return ``values`` of each rank, ordered by rank. Raises ``RuntimeError`` if a rank is gone."""
         here = values.detach().cpu().contiguous()
         received = [torch.empty_like(here) for _ in range(self.size)]
         self._joined().allgather([received], [here]).wait()
         return [one.to(values.device) for one in received]
 
     def leave(self) -> None:
-        """Close the connections, which end with the last reference to the group."""
+        """Close the connections to the other ranks, which end with the last reference to the group."""
         self._group = None
 
     def _reduced(self, values: Tensor, how: Any) -> Tensor:
@@ -127,7 +128,7 @@ class Processes:
 
 
 def gather_bytes(world: World, data: bytes) -> list[bytes]:
-    """``data`` of each rank, by rank, on every rank. A collective."""
+    """Return ``data`` of each rank, ordered by rank, on every rank. A collective."""
     if world.size == 1:
         return [data]
     lengths = [int(n) for n in world.gather(torch.tensor([len(data)], device="cpu"))]
@@ -137,15 +138,19 @@ def gather_bytes(world: World, data: bytes) -> list[bytes]:
 
 
 def gather_plain(world: World, value: Any) -> list[Any]:
-    """The ``value`` of each rank, made of what JSON knows, by rank, on every rank; NaN and Inf come through."""
+    """Return ``value`` of each rank, ordered by rank, on every rank. A collective.
+
+    ``value`` consists of JSON values; NaN and Inf are preserved.
+    """
     return [json.loads(text) for text in gather_bytes(world, json.dumps(value).encode())]
 
 
 def differing_weights(model: nn.Module, world: World) -> str:
-    """Words on the rank and the parameter whose bits differ from those of most ranks; or none. A collective.
+    """Return a description of the rank and parameter whose bits differ from those of most ranks; empty if none. A
+    collective.
 
-    Data-parallel ranks hold the same bits; what is sharded is not compared, and two ranks that differ accuse each
-    other.
+    Data-parallel ranks hold the same bits. Sharded parameters are not compared. If there are two ranks, it is unknown
+    which one is wrong.
     """
     if world.size == 1 or sharded_modules(model):
         return ""
@@ -162,7 +167,9 @@ def differing_weights(model: nn.Module, world: World) -> str:
 
 
 def _checksum(parameter: Tensor) -> int:
-    """Sum of the bits, read as integers, each weighed with its place, in 63 bits; a flip of any one changes it."""
+    """Return the sum of the bits, read as integers weighted with their place, in 63 bits; a flip of any one changes
+    it.
+    """
     values = parameter.detach().contiguous().flatten()
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = values.view(kinds[values.element_size()]).to(torch.int64)
@@ -170,24 +177,24 @@ def _checksum(parameter: Tensor) -> int:
     return int((bits * places).sum())
 
 
-# Models that FSDP2 (``fully_shard``) keeps in shards, as far as looking at them needs care.
+# Models that FSDP2 (``fully_shard``) shards: precautions for reading them.
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
-    """Modules that FSDP2 gathers and shards again by themselves, outermost first; none where it is not in use."""
+    """Return the modules that FSDP2 gathers and shards itself, outermost first; empty if it is not in use."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
 def reshard(model: nn.Module) -> None:
-    """Let every module hold its shards, which is where gradients are; FSDP2 gathers them again when it needs them."""
+    """Make every FSDP2 module hold its shards, where gradients are; FSDP2 gathers them again when it needs them."""
     for module in sharded_modules(model):
         module.reshard()
 
 
 def recover(model: nn.Module) -> None:
-    """After a forward pass that failed half-way, let FSDP2 begin anew (torch 2.13; older ones cannot)."""
+    """Reset FSDP2's state after a forward pass that failed half-way (torch 2.13; older versions cannot)."""
     for module in sharded_modules(model):
         if hasattr(module, "reset_iter_state"):
             with suppress(RuntimeError):  # not a root: the root's reset reaches it
@@ -195,13 +202,13 @@ def recover(model: nn.Module) -> None:
 
 
 def whole_tensors(sharded: Sequence[Any]) -> list[Tensor]:
-    """The whole of each of these DTensors, on every rank, bit for bit: one collective for all that lie alike.
+    """Return the whole of each of these DTensors, on every rank, bit for bit, with one collective for all of equal
+    layout.
 
     A collective: the ranks of their mesh call it with the same tensors, in the same order. ``DTensor.full_tensor`` is a
-    collective for each tensor, and one that gloo of torch 2.13 does not survive when there are many: its two threads
-    write the name of what they did into one string, unlocked, and a name of more than 15 characters
-    (``ALLGATHER_COALESCED``) lies on the heap, which is freed twice. It is left to what lies otherwise than in equal
-    parts along one dimension of the mesh.
+    collective for each tensor, and gloo of torch 2.13 crashes if there are many: its two threads write the name of
+    their operation into one string, unlocked, and a name of more than 15 characters (``ALLGATHER_COALESCED``) lies on
+    the heap, which is freed twice. It is used only for layouts other than equal parts along one dimension of the mesh.
     """
     alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(sharded):
@@ -250,11 +257,11 @@ def _gathered(sharded: Sequence[Any], mesh: Any, cut: int) -> list[Tensor]:
 
 
 class Gathered:
-    """Whole gradients of the modules that FSDP2 has gathered for their forward pass, as long as that runs.
+    """Whole gradients of the modules that FSDP2 has gathered for their forward pass, for the duration of that pass.
 
-    Gradients (by the ``id`` of their parameter) are gathered module by module where FSDP2 gathers weights, so all
-    ranks do it in the same order if their forward passes are the same. Inputs are not cast to the policy's type
-    inside: what is seen is float32.
+    Gradients (by the ``id`` of their parameter) are gathered module by module where FSDP2 gathers weights, so that all
+    ranks do it in the same order if their forward passes are the same. Inputs are not cast to the policy's type inside:
+    passes see float32.
     """
 
     def __init__(self, model: nn.Module, gradients: Mapping[int, Tensor]) -> None:
@@ -265,7 +272,11 @@ class Gathered:
         self._policies: list[tuple[Any, Any]] = []
 
     def like(self, weight: Tensor, key: int, gradient: Tensor) -> Tensor:
-        """``gradient`` in the form that ``weight`` has now: whole, or in shards."""
+        """Return ``gradient`` in the form that ``weight`` has now: whole, or sharded. ``key`` is the ``id`` of its
+        parameter.
+
+        Raises ``LookupError`` if a weight was read outside the module that gathers it.
+        """
         if hasattr(gradient, "full_tensor") and not hasattr(weight, "full_tensor"):
             if key not in self._whole:
                 raise LookupError("a weight was read outside the module that gathers it")
@@ -327,15 +338,15 @@ def _owned(groups: list[list[Any]]) -> list[list[int]]:
     return [[key for key, one in owner.items() if one == i] for i in range(len(groups))]
 
 
-# Gradients that DeepSpeed parts over the ranks (ZeRO-1, -2), as far as looking at them needs care.
+# Gradients that DeepSpeed partitions over the ranks (ZeRO-1, -2): precautions for reading them.
 
 
 @contextmanager
 def whole_gradients(model: nn.Module) -> Iterator[None]:
-    """Gradients that DeepSpeed has parted over the ranks are whole in ``.grad`` inside, and nowhere afterwards.
+    """Put gradients that DeepSpeed has partitioned over the ranks whole into ``.grad`` during the ``with`` block.
 
-    A collective over DeepSpeed's own group, to be entered between the backward and the engine's step; it takes memory
-    for one set of gradients. Nothing happens to any other model.
+    Afterwards ``.grad`` is None again. A collective over DeepSpeed's own group; enter it between the backward pass and
+    the engine's step. It takes memory for one set of gradients. Other models are not affected.
     """
     parted: list[Any] = [p for p in model.parameters() if partitioned(p)]
     try:
@@ -347,16 +358,16 @@ def whole_gradients(model: nn.Module) -> Iterator[None]:
             p.grad = None
 
 
-# Models that DDP keeps alike on every rank, as far as looking at them needs care.
+# Models that DDP replicates on every rank: precautions for running them.
 
 
 @contextmanager
 def unsynchronised() -> Iterator[None]:
-    """Run forward passes through DDP's wrappers, on this thread, without what the wrappers add.
+    """Run forward passes through DDP's wrappers without synchronisation, on this thread, during the ``with`` block.
 
-    By itself a wrapper sends buffers round before a forward pass, agrees on new buckets after the first backward, and
-    expects gradients of every parameter afterwards: ranks with other passes, and the next step, would wait for ever.
-    A forward pass may hold a wrapper that the model looked at does not have inside, so it is all of them.
+    A wrapper sends buffers before a forward pass, agrees on new buckets after the first backward pass, and expects
+    gradients of every parameter afterwards. Ranks with other passes, and the next step, would wait forever. A forward
+    pass may contain a wrapper that is not inside the given model, so all wrappers are affected.
     """
     forward, here = DistributedDataParallel.forward, threading.get_ident()
 

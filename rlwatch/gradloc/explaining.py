@@ -1,4 +1,4 @@
-"""Verdict, cause and cure of a step in words and numbers, from its outliers and from what grew."""
+"""Verdict, cause and cure of a step's spike, in words and numbers, from its outliers and from the scales that grew."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ from rlwatch.stats import median
 from rlwatch.wording import number, percent
 
 ALIKE = 3.0
-"""All coefficients that are so many times their usual size are a matter of the batch."""
+"""Multiple of their usual size above which coefficients that all grew concern the whole batch."""
 GREW = 0.55
-"""Part of the responses with a signal that grew, from which on it is a matter of the batch."""
+"""Share of the responses with a signal that must have grown for the whole batch to be the cause."""
 USUAL_NORM = 3.0
-"""A norm up to this multiple of its usual size needs no explanation."""
+"""Multiple of its usual size up to which a norm needs no explanation."""
 ALONE = 0.9
-"""A layer that holds this part of the squared norm is to blame, also where the tokens do not explain the norm."""
+"""Share of the squared norm above which a layer is the cause, also if the tokens do not explain the norm."""
 LITTLE, REST = 0.1, 0.05
-"""Tokens below the first share of the worst one are left out of those to blame, if all of them together hold at most
-the second share of all outliers."""
+"""Limits for small outliers, which are left out of the tokens to blame.
+
+They are smaller than the first share of the worst token, and together hold at most the second share of all outliers.
+"""
 MAJOR = 0.5
-"""A term that makes this part of the coefficients, or of the norm, is what they consist of."""
+"""Share of the coefficients, or of the norm, above which a term of the loss is their main part."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepScales:
-    """Scales of the step and their usual sizes; the ``form`` of its loss, and the usual weights of its terms.
+    """Scales of the step and their usual sizes, the ``form`` of its loss, and the usual weights of its terms.
 
-    ``kl_share`` is the KL term's part in all coefficients, ``weighed`` the median logarithm of ratio and importance
-    weight as the loss takes them.
+    ``kl_share`` is the KL term's part in all coefficients. ``weighed`` is the median logarithm of ratio and importance
+    weight as the loss uses them.
     """
 
     scales: Scales = field(default_factory=dict)
@@ -68,13 +70,16 @@ class StepScales:
 
     @classmethod
     def of(cls, scales: Scales | None, history: ScaleHistory | None) -> StepScales:
-        """Scales as they are given."""
+        """Return the scales of a step with the usual sizes from ``history``; empty if either is None."""
         if scales is None or history is None:
             return cls()
         return cls(scales, history.usual(), history.samples)
 
     def with_forms(self, hosts: Sequence[HostPass], world: World) -> StepScales:
-        """Return the scales with the form of the loss, of the first rank that could read it. A collective."""
+        """Return the scales with the form of the loss, as the first rank found it that could. A collective.
+
+        ``hosts`` are the passes of this rank.
+        """
         form = next((host.form for host in hosts if host.form is not None), None)
         weights = ([], []) if form is None else weight_of(form, self.samples)
         parts = [parts_of(host) for host in hosts]
@@ -102,18 +107,20 @@ class StepScales:
         )
 
     def levels(self, step: StepLevels) -> StepLevels:
-        """``step`` with what is usual in the run."""
+        """Return ``step`` with the usual scales and weights of the run added."""
         return replace(step, scales=self.usual, policy_weight=self.policy_weight, kl_weight=self.kl_weight)
 
     def times(self, name: str) -> float | None:
-        """Factor between the scale and its usual size; None if not known."""
+        """Return the factor between the scale ``name`` and its usual size; None if not known."""
         if name not in self.scales or name not in self.usual:
             return None
         return self.usual[name].times(self.scales[name])
 
     @property
     def all_times(self) -> dict[str, float]:
-        """The same of every scale, and of the weights of the loss."""
+        """Return the factor between each scale of the step, and each weight of the loss, and its usual size, if
+        known.
+        """
         known = {name: times for name in self.scales if (times := self.times(name)) is not None}
         if self.form is not None and self.policy_weight is not None and self.policy_weight.middle > 0:
             known["policy weight"] = self.policy_weight.times(self.form.policy)
@@ -135,7 +142,9 @@ def _logs(hosts: Sequence[HostPass]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Parts of a report: what is to blame, and why, and what would have helped."""
+    """Explanation of a spike: level and cause to blame, a statement and its reason in words, and cures that would have
+    helped.
+    """
 
     verdict: BlameLevel
     cause: ExcessFactor
@@ -147,7 +156,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Explaining:
-    """Explains one step. Its methods are collectives: all ranks call them with the same numbers."""
+    """Explainer of one step's spike. Its methods are collectives: all ranks call them with the same numbers.
+
+    ``grown`` are the step's scales, ``limits`` the sizes of outlying tokens, and ``pharmacy`` computes the effect of
+    changes of the loss.
+    """
 
     grown: StepScales
     limits: TokenLimits
@@ -156,11 +169,13 @@ class Explaining:
 
     @property
     def norm(self) -> float:
-        """That of the step."""
+        """Return the gradient norm of the step."""
         return self.pharmacy.direction.norm
 
     def batch_wide(self) -> Explanation | None:
-        """The verdict that needs no pass: all coefficients grew alike, and by as much as the norm did."""
+        """Return the explanation that needs no pass, if all coefficients grew alike and by as much as the norm did;
+        else None.
+        """
         alike, usual = self.grown.times("coefficient"), self.grown.usual.get("norm")
         if alike is None or usual is None:
             return None
@@ -175,10 +190,9 @@ class Explaining:
         return self.batch((), alike) if top and explained and self._small_ones_too(alike) else None
 
     def _small_ones_too(self, alike: float) -> bool:
-        """Return True if most responses with a signal grew, small ones too: a mean over micro-batches hides that few
-        did.
+        """Return True if most responses with a signal grew, small ones too; a mean over micro-batches would hide few.
 
-        A response grew whose middle coefficient is beyond the usual one by half of the factor, in its logarithm. Of 16
+        A response grew if its median coefficient exceeds the usual one by half of the factor, in its logarithm. Of 16
         responses with advantages drawn from a normal distribution, 6 that are 20 times as large pass in 1 step of 100,
         and 16 that are 4 times as large in 98. A collective.
         """
@@ -194,7 +208,11 @@ class Explaining:
         return bool(sum(rank[0] for rank in every) >= GREW * sum(rank[1] for rank in every))
 
     def batch(self, units: Sequence[Unit], alike: float | None) -> Explanation:
-        """All responses are to blame alike: the factor that they share."""
+        """Return the explanation that all responses are to blame alike, by the factor that they share.
+
+        ``units`` are the parts of the gradient; ``alike`` is the factor by which all coefficients grew, None if not
+        known.
+        """
         excess, cause, because, proposal = max(self._shared(), key=lambda factor: factor[0], default=_NOTHING_SHARED)
         least = math.log(ALIKE) if alike is None else 0.5 * math.log(max(alike, ALIKE))
         if excess < least:
@@ -250,11 +268,15 @@ class Explaining:
         return self.grown.form is not None and self.grown.form.kl == 0 and not any(others)
 
     def cured(self, proposals: Sequence[Proposal]) -> list[Cure]:
-        """Return those of the proposals that could be tried."""
+        """Return the cures for those of ``proposals`` whose effect could be computed."""
         return [cure for proposal in proposals if (cure := self.pharmacy.cure(proposal)) is not None]
 
     def without_tokens(self, attribution: Attribution, levels: StepLevels, count: int) -> Explanation | None:
-        """The verdict where tokens are not to blame: another term of the loss, or a layer; None where they may be."""
+        """Return the explanation if tokens are not to blame but another term of the loss, or a layer; None if tokens
+        may be.
+
+        ``count`` is the number of outlying tokens.
+        """
         aux, entropy = attribution.aux / self.norm, attribution.entropy / self.norm
         outside = max(0.0, -attribution.gap) if attribution.settled else 0.0
         layer = layer_to_blame(levels, of_tokens=False)
@@ -286,7 +308,7 @@ class Explaining:
         return self.layer(layer, levels) if layer else None
 
     def layer(self, why: str, levels: StepLevels) -> Explanation:
-        """One layer is to blame."""
+        """Return the explanation that one layer is to blame; ``why`` describes it."""
         name = max(levels.layers, key=levels.layers.__getitem__)
         share, usual = levels.layers[name], levels.usual.get(name, 0.0)
         rest = self.norm**2 * (1 - share)
@@ -306,7 +328,11 @@ class Explaining:
     def of_culprits(
         self, blamed: Blame, culprits: Sequence[Culprit], levels: StepLevels, standing: Standing, *, count: int
     ) -> Explanation:
-        """Return the verdict on the outliers."""
+        """Return the explanation by the outlying tokens.
+
+        ``blamed`` is the level to blame, ``culprits`` are the worst outliers, ``standing`` (B, T) marks all outliers of
+        each pass, and ``count`` is their number.
+        """
         if not culprits:
             layer = layer_to_blame(levels, small=DOMINANT)
             return self.layer(layer, levels) if layer else self._nothing()

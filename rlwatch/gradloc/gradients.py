@@ -1,9 +1,8 @@
-"""Gradients of parts of the loss; the gradients that training holds stay as they are.
+"""Gradients of parts of the loss; the gradients that training holds are unchanged.
 
-The part is given by weights for the outputs of a loss pass: the coefficients of some tokens, zero elsewhere. All
-further down is autograd's, so any loss can be taken apart without being derived again. Precision is that of the
-training's own backward: of bfloat16 parameters each element is rounded to 8 bits, norms are summed in float32 and
-float64.
+A part is given by weights for the outputs of a loss pass: the coefficients of some tokens, zero elsewhere. Autograd
+does the rest, so any loss can be divided into parts without a derivation. Precision is that of the training's own
+backward pass: gradients of bfloat16 parameters are rounded to 8 bits, norms are summed in float32 and float64.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ from rlwatch.gradloc.passes import LossPass, Outputs, RandomState
 from rlwatch.tensors.gradnorm import Piece, layer_of, norm_of_each
 
 Weights = Mapping[str, Tensor]
-"""For some of the outputs' parts by name: what their elements are multiplied with, in their shape."""
+"""Name of an output -> weights by which its elements are multiplied, in its shape."""
 
 
 @contextmanager
 def beside_training(model: nn.Module) -> Iterator[None]:
-    """Gradients may be taken inside; afterwards ``.grad``, buffers, random state, modes are as before, bit for bit.
+    """Allow gradients to be computed in the ``with`` block; then restore ``.grad``, buffers, random state and modes,
+    bit for bit.
 
-    Ranks may run different numbers of passes inside: DDP neither sends buffers nor expects gradients. What was
-    compiled runs as it is written, because other shapes would be compiled anew.
+    Ranks may run different numbers of passes inside: DDP neither sends buffers nor expects gradients. Compiled code
+    runs eagerly, because other shapes would be compiled again.
     """
     reshard(model)
     random = RandomState.now()
@@ -71,13 +71,15 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def run_again(one: LossPass, rows: Sequence[int] | None = None) -> Outputs:
-    """Run the forward of ``one`` again as it was; of some sequences only if ``rows`` is given."""
+    """Repeat the forward pass of ``one`` as it was, and return its outputs; only for the sequences ``rows`` if
+    given.
+    """
     one.random.restore()
     return one.forward() if rows is None else one.forward(rows)
 
 
 class Gradients(Protocol):
-    """Gradients of parts of this model's loss."""
+    """Interface to norms of gradients of parts of a model's loss."""
 
     @property
     def layers(self) -> Sequence[str]:
@@ -86,27 +88,28 @@ class Gradients(Protocol):
 
     @property
     def together(self) -> bool:
-        """True where all ranks must take part in each."""
+        """Return True if all ranks must take part in each computation."""
         ...
 
     def squares(self, outputs: Outputs, weights: Weights, *, again: bool = False) -> Tensor:
-        """Squared norm in each layer of the gradient of sum ``weights`` * ``outputs``: this rank's part, (L,), CPU.
+        """Return the squared norm in each layer of the gradient of sum ``weights`` * ``outputs``: this rank's part,
+        (L,), on the CPU.
 
-        Parts of all ranks, summed up, are the squares of the mean of the ranks' gradients (as training has it), if
-        only one rank has weights. ``again``: another call for the same outputs follows.
+        If only one rank has weights, the parts of all ranks sum up to the squares of the mean of the ranks' gradients,
+        as training has it. ``again``: another call for the same outputs follows.
         """
         ...
 
 
 def gradients_of(model: nn.Module, world: World) -> Gradients:
-    """:class:`ShardedGradients` where parameters are DTensors (FSDP2), else :class:`Whole`."""
+    """Return :class:`ShardedGradients` if the parameters of ``model`` are DTensors (FSDP2), else :class:`Whole`."""
     reshard(model)
     sharded = any(hasattr(p, "to_local") for p in model.parameters())
     return ShardedGradients(model) if sharded else Whole(model, world)
 
 
 class _Layers:
-    """The parameters that train, and the layers they are in."""
+    """The parameters that are trained, and the layers that contain them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -129,10 +132,11 @@ class _Layers:
 
 
 class Whole(_Layers):
-    """Gradients of whole parameters, on every rank (one process, or DDP): each takes its own, nothing waits for others.
+    """Gradients of parameters that every rank has whole (one process, or DDP): each rank computes its own and waits for
+    none.
 
-    ``torch.autograd.grad`` accumulates nowhere, so neither ``.grad`` nor DDP's or an optimizer's hooks notice. It takes
-    memory for one more set of gradients.
+    ``torch.autograd.grad`` accumulates nowhere, so that neither ``.grad`` nor DDP's or an optimizer's hooks are
+    affected. It takes memory for one more set of gradients.
     """
 
     together = False
@@ -142,7 +146,9 @@ class Whole(_Layers):
         self._ranks = world.size
 
     def squares(self, outputs: Outputs, weights: Weights, *, again: bool = False) -> Tensor:
-        """Squared norms, see :class:`Gradients`. Weights that are all zero are not differentiated."""
+        """Return squared norms of each layer, as :class:`Gradients` describes. Weights that are all zero are not
+        differentiated.
+        """
         parts = {n: p for n, p in outputs.parts().items() if p.requires_grad and n in weights and weights[n].any()}
         if not parts:
             return self._squares([None] * len(self.named))
@@ -157,10 +163,11 @@ class Whole(_Layers):
 
 
 class ShardedGradients(_Layers):
-    """Gradients of parameters in shards over the ranks (FSDP2): all run each pass, those without weights with zeros.
+    """Gradients of parameters that are sharded over ranks (FSDP2): all ranks run each pass, those without weights with
+    zeros.
 
-    Only an ordinary backward makes FSDP reduce gradients (to their mean), so ``.grad`` is emptied for it: to be used
-    within :func:`beside_training` only, which puts back what was there.
+    Only an ordinary backward pass makes FSDP reduce gradients (to their mean), so ``.grad`` is cleared for it. Use it
+    only within :func:`beside_training`, which restores ``.grad``.
     """
 
     together = True
@@ -170,7 +177,7 @@ class ShardedGradients(_Layers):
         self._model = model
 
     def squares(self, outputs: Outputs, weights: Weights, *, again: bool = False) -> Tensor:
-        """Squared norms, see :class:`Gradients`. A collective."""
+        """Return squared norms of each layer, as :class:`Gradients` describes. A collective."""
         for _, parameter in self.named:
             parameter.grad = None
         parts = {name: part for name, part in outputs.parts().items() if part.requires_grad}

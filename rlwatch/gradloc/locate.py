@@ -1,7 +1,7 @@
-"""One step's gradient localised, from its loss passes to the report.
+"""Localisation of one step's gradient, from its loss passes to the report.
 
-Cheap evidence comes before expensive evidence: scales of the loss against the run's own history need no pass at all,
-contributions two forward passes, and only the outliers are then verified by backward passes of single responses.
+Cheap evidence comes before expensive evidence. Scales of the loss compared with the run's own history need no pass at
+all, contributions need two forward passes. Only the outliers are then verified by backward passes of single responses.
 """
 
 from __future__ import annotations
@@ -55,43 +55,47 @@ from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, v
 from rlwatch.stats import median
 
 CANDIDATES = 8
-"""Twice as many tokens by contribution, and by screen, are verified, also if they are no outliers."""
+"""Half the number of tokens by contribution, and by screen, that are verified, also if they are no outliers."""
 VERIFIED = 64
-"""Tokens that stand out and are verified, at most: the largest."""
+"""Largest number of outliers that are verified: the largest ones."""
 BYTES, ROW_BYTES = 262_144, 512
-"""Bytes that the recorded culprits of a step may take, and bytes of one of them."""
+"""Number of bytes that the recorded culprits of a step may take, and number of bytes of one of them."""
 SEARCHED, PROBES = 4, 64
-"""Culprits searched for by bisection where attribution is incomplete, and what that may take."""
+"""Number of culprits searched by bisection if attribution is incomplete, and the budget of the search in probes."""
 ADVICE = (
     "run the step again from the last checkpoint, with CUDA_LAUNCH_BLOCKING=1 against races and deterministic kernels; "
     "if it goes well, look for ECC errors (nvidia-smi -q -d ECC) and change the device of that rank"
 )
-"""Advice where nothing in the step explains what was not finite."""
+"""Advice if nothing in the step explains the number that was not finite."""
 PULLED = 2.0
-"""A token whose own gradient exceeds the limit by this factor is an outlier, whatever its coefficient."""
+"""Factor by which a token's own gradient must exceed the limit to be an outlier, whatever its coefficient."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocateOptions:
-    """``culprits``: tokens named at most; None: all that stand out, as far as a budget in bytes allows."""
+    """Options of a localisation. ``culprits`` is the largest number of tokens to name; None: all outliers within a
+    budget in bytes.
+    """
 
     culprits: int | None = None
 
     @property
     def most(self) -> int:
-        """Tokens named at most."""
+        """Return the largest number of tokens to name."""
         return BYTES // ROW_BYTES if self.culprits is None else self.culprits
 
     @property
     def candidates(self) -> int:
-        """Half the number of tokens that are verified by either ranking."""
+        """Return half the number of tokens that are verified by either ranking."""
         return CANDIDATES if self.culprits is None else self.culprits
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The report, and what it is made of on this rank: the numbers of its passes on the CPU, and ``contributions``
-    (B, T) of each, where tokens were attributed.
+    """The report on a step, with the data on this rank from which it was made.
+
+    ``hosts`` are the numbers of its passes on the CPU, ``contributions`` (B, T) those of each pass, if tokens were
+    attributed.
     """
 
     report: Localisation
@@ -111,28 +115,29 @@ def locate(
     scales: Scales | None = None,
     history: ScaleHistory | None = None,
 ) -> Located:
-    """Find what made the gradient ``model`` holds. A collective: all ranks call it, and report the same.
+    """Attribute the gradient that ``model`` holds, and return the report. A collective: all ranks call it.
 
-    To be called after the backward and before the optimizer's step; the model, its gradients and the random state are
-    afterwards as they were, bit for bit. The report lists what could not be done.
+    Call it after the backward pass and before the optimizer's step. All ranks return the same report. The model, its
+    gradients and the random state are unchanged afterwards, bit for bit. The report lists the checks that were not
+    possible.
 
     Parameters
     ----------
     model
-        The module that was trained, without DDP's wrapping.
+        The module that was trained, without DDP's wrapper.
     passes
         This rank's loss passes of the step.
     world, options
-        The ranks, and how closely to look.
+        The ranks (default: this one alone), and the options.
     norm
         Norm of the gradient before it was clipped; by default of the gradient that is held.
     threshold
-        Threshold that the norm was compared with.
+        Threshold with which the norm was compared.
     usual
-        Share of each layer in the squared norm in earlier steps; of several ranks that of rank 0 counts.
+        Share of each layer in the squared norm in earlier steps; with several ranks that of rank 0 counts.
     scales, history
-        Scales of the loss in this step, and those of the steps before that were no spikes, alike on all ranks; without
-        them, changes that all tokens share are not detected.
+        Scales of the loss in this step, and in earlier steps that were no spikes, alike on all ranks. Without them,
+        changes that all tokens share are not detected.
     """
     begun, world = time.perf_counter(), world or Alone()
     known = gather_plain(world, dict(usual or {}))[0]
@@ -147,7 +152,7 @@ def locate(
 
 @dataclass(slots=True)
 class _Step:
-    """The step in question, and what was found out of it so far."""
+    """The step to localise, and the results found so far."""
 
     model: nn.Module
     passes: RecordedPasses
@@ -211,7 +216,7 @@ class _Step:
         return explanation
 
     def described(self, found: _Found, at: TokenAt, levels: StepLevels) -> Culprit:
-        """One token of this rank."""
+        """Return one token of this rank as a culprit."""
         own = found.own.get(at)
         contribution = _value(found.contributions, at)
         pull = found.pull(at)
@@ -220,14 +225,14 @@ class _Step:
         )
 
     def explained(self, found: _Found) -> float | None:
-        """Share of the excess of all outliers that the culprits hold. A collective."""
+        """Return the share of the excess of all outliers that the culprits hold. A collective."""
         named = {culprit.at for culprit in found.culprits}
         here = [found.excess(lambda at: at in named), found.excess(lambda _: True)]
         part, whole = self.world.sum(torch.tensor(here, dtype=torch.float64, device="cpu")).tolist()
         return part / whole if whole > 0 else None
 
     def total(self, standing: Sequence[np.ndarray]) -> int:
-        """Tokens of all ranks that stand out. A collective."""
+        """Return the number of outlying tokens of all ranks. A collective."""
         return int(
             self.world.sum(torch.tensor(float(sum(s.sum() for s in standing)), dtype=torch.float64, device="cpu"))
         )
@@ -308,9 +313,9 @@ class _Step:
         )
 
     def candidates(self, attribution: Attribution | None, found: _Found, count: int) -> list[TokenAt]:
-        """Tokens worth an exact backward pass; bisection adds more where attribution is not to be believed."""
+        """Return tokens worth an exact backward pass; bisection adds more if attribution is not reliable."""
         # The union of both rankings: a token whose gradient is nearly orthogonal to the step's contributes little, and
-        # only the screen has it; twice as many of each as are named, so that ties and misses of either are made good.
+        # only the screen finds it. Twice as many of each as are named make up for ties and misses of either.
         contributions, most = found.contributions, self.options.candidates
         screens = [screen(one) for one in self.passes.all]
         tokens = union_candidates(self.passes, contributions, screens, most, world=self.world)
@@ -347,7 +352,7 @@ class _Step:
         found.stand_by_own(self.world.rank)
 
     def largest(self, contributions: Sequence[Tensor]) -> float:
-        """Largest contribution of all ranks, by size."""
+        """Return the largest absolute contribution of all ranks."""
         here = max((float(c.abs().max()) for c in contributions if c.numel()), default=0.0)
         return float(self.world.max(torch.tensor(here, dtype=torch.float64, device="cpu")))
 
@@ -358,7 +363,7 @@ class _Step:
     def report_of(
         self, explanation: Explanation, pharmacy: InterventionCatalog, attribution: Attribution | None = None
     ) -> Localisation:
-        """The report with a verdict."""
+        """Return the report with a verdict."""
         self.spend(backwards=pharmacy.backwards)
         self.notes += pharmacy.notes
         method = (
@@ -392,8 +397,9 @@ class _Step:
 
 @dataclass(slots=True)
 class _Found:
-    """Tokens of this rank: their sizes, which of them stand out, and the own gradients of those of all ranks that were
-    verified, ``unit`` times as long as their sizes in the middle.
+    """Tokens of this rank: their sizes, which are outliers, and the own gradients of all ranks' verified tokens.
+
+    ``unit`` is the median factor between own gradients and sizes.
     """
 
     hosts: Sequence[HostPass]
@@ -409,27 +415,29 @@ class _Found:
     explained: float | None = None
 
     def shares(self, norm: float) -> list[np.ndarray]:
-        """(B, T) of each pass: what each token makes of the norm; zeros where nothing was attributed."""
+        """Return (B, T) of each pass: each token's share of the norm; zeros if nothing was attributed."""
         if not self.contributions or not norm > 0:
             return [np.zeros(host.mask.shape) for host in self.hosts]
         return [contribution.numpy() / norm for contribution in self.contributions]
 
     def size(self, at: TokenAt) -> float:
-        """Size of a token of this rank by its coefficient."""
+        """Return the size of a token of this rank by its coefficient."""
         return float(self.sizes[at.microbatch][at.row, at.position])
 
     def whole(self, at: TokenAt) -> float:
-        """Size by its own gradient where that is known, in the unit of sizes."""
+        """Return the size by the token's own gradient if that is known, in the unit of sizes."""
         own = self.own.get(at)
         return self.size(at) if own is None or not self.unit or not math.isfinite(own.norm) else own.norm / self.unit
 
     def pull(self, at: TokenAt) -> float | None:
-        """Factor between the gradient of its log-prob and that of others in the middle."""
+        """Return the factor between the gradient of the token's log-prob and the median of others."""
         own, size = self.own.get(at), self.size(at)
         return own.norm / (size * self.unit) if own is not None and self.unit and size > 0 else None
 
     def stand_by_own(self, rank: int) -> None:
-        """Tokens stand out whose own gradient is long whatever their coefficient, and those that the search found."""
+        """Mark tokens as outliers whose own gradient is long whatever their coefficient, and those that the search
+        found.
+        """
         for at, own in self.own.items():
             long = self.unit > 0 and own.norm / self.unit > PULLED * self.limits.screen
             if at.rank == rank and (long or at in self.searched):
@@ -443,7 +451,7 @@ class _Found:
                     self.standing[k][row, int(self.sizes[k][row].argmax())] = True
 
     def places(self) -> list[TokenAt]:
-        """Tokens that stand out."""
+        """Return the outlying tokens."""
         return [
             TokenAt(host.rank, host.microbatch, *place)
             for host, standing in zip(self.hosts, self.standing, strict=True)
@@ -451,11 +459,11 @@ class _Found:
         ]
 
     def worst(self, most: int) -> list[TokenAt]:
-        """The largest of them."""
+        """Return the ``most`` largest outliers."""
         return sorted(self.places(), key=lambda at: -self.whole(at))[:most]
 
     def rank_of(self, culprit: Culprit) -> float:
-        """Size by which culprits of all ranks are put in order, in the unit of the norm."""
+        """Return the size by which culprits of all ranks are ordered, in the unit of the norm."""
         size = size_of(culprit)
         if culprit.own is not None or not self.unit:
             return size
@@ -463,7 +471,7 @@ class _Found:
         return max(size, pushed * self.unit)
 
     def excess(self, counts: Callable[[TokenAt], bool]) -> float:
-        """Sum over tokens that stand out, and count, of what they are beyond the largest usual one."""
+        """Return the summed excess over the largest usual size, of the outliers for which ``counts`` is True."""
         usual = self.limits.screen / BEYOND
         return math.fsum(max(self.whole(at) - usual, 0.0) for at in self.places() if counts(at))
 

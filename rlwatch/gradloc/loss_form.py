@@ -1,12 +1,12 @@
-"""The loss as its coefficients show it: what it makes of advantage, ratio, importance weight and KL term.
+"""Form of the loss, deduced from its coefficients: how it uses advantage, ratio, importance weight and KL term.
 
 ``a = dL/dlogp`` of ordinary losses is a sum of two terms, each a product of a few known numbers,
 
     a = -w A r^(token, response or none) v^(token, response or none) / length^(0, 1 or -1)  +  k K(ref - logp),
 
-with a weight ``w`` of the policy term and ``k`` of the KL term that all tokens share; clipped tokens lack the first.
-The form that explains most tokens, and their weights, are found without knowing the trainer. So a KL penalty is only
-ever blamed where there is one, and a ratio only as far as the loss lets it weigh.
+with a weight ``w`` of the policy term and ``k`` of the KL term that all tokens share. Clipped tokens lack the first
+term. The form that explains most tokens, and its weights, are found without knowledge of the trainer. So a KL penalty
+is blamed only if there is one, and a ratio only as far as the loss uses it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ COLUMNS = (
     "coefficient", "advantage", "ratio", "response ratio", "product ratio", "weight", "response weight", "gap",
     "length",
 )  # fmt: skip
-"""Numbers of a token that a loss is made of: dL/dlogp, A; log-ratios to the old policy, of the token, their mean and
-their sum over its response; log importance weights (old policy against rollout engine), of the token and their mean;
-the reference's log-prob less the policy's; tokens of its response. Logarithms in nats; NaN = not known."""
+"""Numbers of a token from which a loss is computed. Logarithms are in nats; NaN = not known.
+
+They are dL/dlogp and the advantage; log-ratios to the old policy, of the token, their mean and their sum over its
+response; log importance weights (old policy against rollout engine), of the token and their mean; the reference's
+log-prob minus the policy's; and the number of tokens in its response.
+"""
 BOUND = 30.0
-"""nats: no exponential beyond it is taken."""
+"""Largest exponent that is used, nats."""
 SAMPLED = 32
-"""Tokens of a micro-batch that are kept of a healthy step."""
+"""Number of tokens of a micro-batch that are kept of a healthy step."""
 
 
 def columns_of(one: LossPass) -> Tensor:
-    """(COLUMNS, B, T), NaN outside the mask, on its device. Waits for nothing."""
+    """Return the inputs of the loss for each token of a pass: (COLUMNS, B, T), NaN outside the mask, on its device.
+
+    Waits for nothing.
+    """
     tokens, on = one.tokens, one.tokens.mask.bool()
     lengths = on.sum(1, keepdim=True).clamp(min=1)
 
@@ -65,7 +71,10 @@ def columns_of(one: LossPass) -> Tensor:
 
 
 def sample_of(one: LossPass, most: int = SAMPLED) -> Tensor:
-    """(at most ``most``, COLUMNS) of tokens spread over a micro-batch, the same ones whenever asked; NaN: no token."""
+    """Return (at most ``most``, COLUMNS) of tokens spread over a micro-batch, the same tokens at every call.
+
+    Rows of NaN are no tokens.
+    """
     whole = columns_of(one).flatten(1)
     order = torch.arange(whole.shape[1], device=whole.device)
     spread = torch.where(one.tokens.mask.bool().flatten(), (order * 40503) % 65521, -1)
@@ -74,7 +83,9 @@ def sample_of(one: LossPass, most: int = SAMPLED) -> Tensor:
 
 
 def tokens_of(passes: Sequence[LossPass]) -> np.ndarray:
-    """(N, COLUMNS) of every token inside the masks whose coefficient is finite, float64; waits for the device."""
+    """Return (N, COLUMNS) of every token inside the masks whose coefficient is finite, float64; waits for the
+    device.
+    """
     tables = [columns_of(one).flatten(1).T.double().cpu().numpy() for one in passes]
     table = np.concatenate(tables) if tables else np.zeros((0, len(COLUMNS)))
     return np.asarray(table[np.isfinite(table[:, 0])])
@@ -82,9 +93,10 @@ def tokens_of(passes: Sequence[LossPass]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Factors of the policy term, and what the KL term is: names of :data:`COLUMNS`, ``""`` for none.
+    """Factors of the policy term, and kind of the KL term: names of :data:`COLUMNS`, ``""`` for none.
 
-    ``kl`` is ``k3`` (1 - exp(gap)), ``k2`` (-gap) or ``k3 ratio`` (-ratio * gap, TRL's unbiased one).
+    ``kl`` is ``k3`` (1 - exp(gap)), ``k2`` (-gap) or ``k3 ratio`` (-ratio * gap, TRL's unbiased one). ``per_length`` is
+    the power of the response's length by which the term is divided.
     """
 
     ratio: str = ""
@@ -94,12 +106,12 @@ class Shape:
 
     @property
     def cost(self) -> float:
-        """Preference among shapes that explain alike: the plain one."""
+        """Return a penalty that prefers the plainest of several shapes which explain the tokens equally well."""
         ratios = {"ratio": 0.0, "": 0.005, "response ratio": 0.01, "product ratio": 0.015}
         return ratios[self.ratio] + 0.02 * bool(self.weight) + 0.003 * abs(self.per_length) + 0.02 * bool(self.kl)
 
     def log_weight(self, table: np.ndarray) -> np.ndarray:
-        """(N,) logarithm of the ratio and the importance weight, nats."""
+        """Return the logarithm of ratio times importance weight for each token in ``table``, (N,), nats."""
         total = np.zeros(len(table))
         for name in (self.ratio, self.weight):
             if name:
@@ -107,15 +119,17 @@ class Shape:
         return np.clip(total, -BOUND, BOUND)
 
     def policy(self, table: np.ndarray) -> np.ndarray:
-        """(N,) the policy term of weight 1."""
+        """Return the policy term with weight 1 for each token in ``table``, (N,)."""
         return np.asarray(-table[:, COLUMNS.index("advantage")] * np.exp(self.log_weight(table)) / self.lengths(table))
 
     def lengths(self, table: np.ndarray) -> np.ndarray:
-        """(N,) the length each token's coefficient is divided by; ones where it is not."""
+        """Return the divisor of each token's coefficient, (N,): a power of its response's length; ones if it is not
+        divided.
+        """
         return np.asarray(table[:, COLUMNS.index("length")] ** float(self.per_length))
 
     def penalty(self, table: np.ndarray) -> np.ndarray:
-        """(N,) the KL term of weight 1."""
+        """Return the KL term with weight 1 for each token in ``table``, (N,)."""
         gap = np.clip(table[:, COLUMNS.index("gap")], -BOUND, BOUND)
         if self.kl == "k3":
             return np.asarray(-np.expm1(gap))
@@ -143,9 +157,9 @@ def _shapes(table: np.ndarray) -> Iterator[Shape]:
 
 @dataclass(frozen=True, slots=True)
 class LossForm:
-    """A shape with its weights: ``policy`` of the policy term, ``kl`` of the KL term.
+    """A shape of the loss with its weights: ``policy`` of the policy term, ``kl`` of the KL term.
 
-    ``unexplained`` is the share of tokens, half by number and half by coefficient, that it leaves unexplained.
+    ``unexplained`` is the share of tokens, half by number and half by coefficient, that it does not explain.
     """
 
     shape: Shape
@@ -154,12 +168,12 @@ class LossForm:
     unexplained: float
 
     def parts(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(N,) the policy's and the KL term's part of each coefficient; they sum up to it."""
+        """Return the policy's and the KL term's part of each coefficient, (N,) each; they sum up to it."""
         kl = np.nan_to_num(self.kl * self.shape.penalty(table))
         return table[:, 0] - kl, kl
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the form as JSON."""
+        """Return the form as JSON values."""
         return asdict(self)
 
     @classmethod
@@ -169,17 +183,21 @@ class LossForm:
 
 
 BELIEVED = 0.3
-"""A form that leaves a larger share unexplained is rejected."""
+"""Largest unexplained share of a form that is accepted."""
 TOLERANCE = 0.03
-"""Relative error of a coefficient that is explained: coefficients are exact but for rounding and soft clips."""
+"""Relative error of a coefficient that counts as explained: coefficients are exact except for rounding and soft
+clips.
+"""
 LEAST = 6
-"""Tokens without which no form is looked for."""
+"""Smallest number of tokens from which a form is deduced."""
 MOST = 384
-"""Tokens that shapes are compared on: the largest coefficients, and others spread over the step."""
+"""Largest number of tokens on which shapes are compared: the largest coefficients, and others spread over the step."""
 
 
 def fitted(table: np.ndarray) -> LossForm | None:
-    """The form of the loss that made the tokens of ``table`` (N, COLUMNS); None where none explains them."""
+    """Return the form of the loss that best explains the tokens of ``table`` (N, COLUMNS); None if none explains
+    them.
+    """
     chosen = _chosen(table)
     known = np.isfinite(chosen[:, COLUMNS.index("advantage")]) if len(chosen) else np.zeros(0, dtype=bool)
     chosen = chosen[known]
@@ -191,9 +209,9 @@ def fitted(table: np.ndarray) -> LossForm | None:
 
 
 def forms_of(tables: Sequence[np.ndarray]) -> list[LossForm | None]:
-    """Form of the loss in each micro-batch, of whose tokens are ``tables``.
+    """Return the form of the loss in each micro-batch; ``tables`` (N, COLUMNS) hold the tokens of each.
 
-    One for all of them, or of one shape with weights of its own where the loss is normalised by micro-batch.
+    All have one form, or one shape with different weights if the loss is normalised by micro-batch. None: unknown.
     """
     whole = fitted(np.concatenate(tables)) if tables else None
     if whole is not None or len(tables) < 2:
@@ -216,11 +234,14 @@ def _chosen(table: np.ndarray) -> np.ndarray:
 
 
 PAIRS, SINGLES = 48, 16
-"""Pairs of tokens, and single ones, whose weights are tried on all."""
+"""Number of pairs of tokens, and of single tokens, whose weights are tried on all tokens."""
 
 
 def fit(shape: Shape, table: np.ndarray) -> LossForm | None:
-    """Weights of ``shape``: those of some tokens that explain most others. None where no number is finite."""
+    """Return ``shape`` with the weights that explain most tokens of ``table``; None if no candidate is finite.
+
+    Candidate weights are those that explain some single tokens or pairs of tokens exactly.
+    """
     a, p, k = table[:, 0], shape.policy(table), shape.penalty(table)
     if not (np.isfinite(p).all() and np.isfinite(k).all()):
         return None
@@ -262,7 +283,9 @@ def _unexplained(a: np.ndarray, p: np.ndarray, k: np.ndarray, weights: np.ndarra
 
 
 def weight_of(form: LossForm, samples: Sequence[np.ndarray]) -> tuple[list[float], list[float]]:
-    """Weights of the policy term and of the KL term in earlier steps, of which ``samples`` (n, COLUMNS) were kept."""
+    """Return the weights of the policy term and of the KL term in earlier steps, from their kept ``samples`` (n,
+    COLUMNS).
+    """
     found = []
     for sample in samples:
         known = sample[np.isfinite(sample[:, 0]) & np.isfinite(sample[:, COLUMNS.index("advantage")])]

@@ -1,9 +1,9 @@
-"""The first non-finite tensor of a step whose gradient norm is NaN or infinite.
+"""Search for the first non-finite tensor of a step whose gradient norm is NaN or infinite.
 
-There is no direction to attribute along, and ``.grad`` alone does not help: one bad token breaks nearly all of it. So
-quantities are looked at in the order in which they were made: parameters, inputs of the loss, log-probs, coefficients;
-then, where all of these are finite, the outputs of modules (one forward pass) and the gradients of these (one more,
-and a backward).
+Such a gradient has no direction to attribute, and ``.grad`` alone does not help: one bad token breaks nearly all of it.
+So quantities are examined in the order in which they were computed: parameters, inputs of the loss, log-probs,
+coefficients. If all of these are finite, the outputs of modules (one forward pass) and their gradients (one more
+forward pass, and a backward pass) follow.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Find = Callable[[nn.Module, LossPass], Broken | None]
 
 
 def trace(model: nn.Module, passes: RecordedPasses, *, world: World | None = None) -> NonfiniteTrace:
-    """The first non-finite tensor of this rank's part of the step, and where the chain was entered.
+    """Return the first non-finite tensor of this rank's part of the step, and its origin.
 
-    To be called after the backward, with the gradients in place. A collective where ``world`` has more than one rank:
-    each rank looks at its own micro-batches, and all stop where one has found something. Parameters, ``.grad``, random
-    numbers, buffers and hooks are afterwards as they were.
+    Call it after the backward pass, with the gradients in place. A collective if ``world`` has more than one rank: each
+    rank examines its own micro-batches, and all stop when one has found something. Parameters, ``.grad``, random
+    numbers, buffers and hooks are unchanged afterwards.
     """
     began = time.perf_counter()
     ranks = Alone() if world is None else world
@@ -59,7 +59,7 @@ def trace(model: nn.Module, passes: RecordedPasses, *, world: World | None = Non
 
 
 def _to_explain(facts: StepFacts) -> bool:
-    """Check for something not finite that what is known so far does not explain."""
+    """Return True if gradients or log-probs are not finite and no known quantity explains it."""
     return bool(facts.gradients or "logp" in facts.inside)
 
 
@@ -113,21 +113,24 @@ def _number(value: float, passes: RecordedPasses) -> Tensor:
     return torch.tensor(float(value), device=device)
 
 
-# From what is not finite in a step to what was first, in words.
+# Deduction of what was non-finite first, in words.
 
 COEFFICIENTS = ("coefficient", "entropy coefficient", "aux coefficient")
 
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """Finds which quantity was non-finite first; each method returns None if it found nothing."""
+    """Deduction of the quantity of a step that was non-finite first. Each method returns None if it found nothing.
+
+    ``facts`` lists the non-finite quantities.
+    """
 
     passes: RecordedPasses
     facts: StepFacts
     rank: int
 
     def standing(self, model: nn.Module) -> NonfiniteTrace | None:
-        """Name what was first from what is known without running anything again."""
+        """Return the first non-finite quantity as far as it is known without repeating any pass."""
         if self.facts.parameters:
             return self._of_parameter(model)
         if self.facts.buffers:
@@ -138,7 +141,10 @@ class StepVerdict:
         return self._of_input() or self._of_coefficient()
 
     def of_forward(self, k: int = 0, broken: Broken | None = None) -> NonfiniteTrace:
-        """Name the module in which log-probs of finite weights ceased to be finite, if it was seen."""
+        """Return the module in which log-probs of finite weights ceased to be finite, if it was seen (``broken``).
+
+        ``k`` is the micro-batch.
+        """
         if broken is None:
             k, worst = self.facts.inside["logp"][0]
             why = "weights and the outputs of all modules are finite, the head or what follows it overflowed"
@@ -154,7 +160,10 @@ class StepVerdict:
         )
 
     def of_output_gradient(self, k: int, broken: Broken) -> NonfiniteTrace:
-        """Name the first gradient going back that is not finite, where all is finite going forward."""
+        """Return the first non-finite gradient in the backward pass, if the forward pass is finite.
+
+        ``k`` is the micro-batch, ``broken`` the gradient of a module's output.
+        """
         return self._of_module(
             TensorKind.OUTPUT_GRADIENT,
             Origin.BACKWARD,
@@ -164,7 +173,10 @@ class StepVerdict:
         )
 
     def not_recurred(self, name: str) -> NonfiniteTrace | None:
-        """Report that ``name`` was not finite, and is when the step is run again; None if it is so on this rank."""
+        """Return a trace that ``name`` was not finite, and is finite when the step is repeated.
+
+        None if ``name`` was finite on this rank.
+        """
         if name == "logp":
             k, worst = self.facts.inside["logp"][0]
             what = f"the log-prob of token {worst.index[1]} of {self._sequence(k, worst.index[0])}"
@@ -176,7 +188,7 @@ class StepVerdict:
         return _of_tensor(TensorKind.GRADIENT, worst, Origin.CHANCE, _CHANCE.format(f"the gradient of {worst.name}"))
 
     def of_padding(self) -> NonfiniteTrace | None:
-        """Name a slot of padding, where only such slots are not finite."""
+        """Return a position of padding that is not finite, if only such positions are."""
         for name, places in self.facts.padding.items():
             k, worst = places[0]
             row, position = (*worst.index, 0)[:2]
@@ -188,7 +200,7 @@ class StepVerdict:
         return None
 
     def of_gradient(self) -> NonfiniteTrace | None:
-        """Name a gradient of a parameter, where nothing else is not finite."""
+        """Return a non-finite gradient of a parameter, if no other quantity is non-finite."""
         if not self.facts.gradients:
             return None
         last = self.facts.gradients[-1]
@@ -329,21 +341,24 @@ def _trace(
 
 
 def nothing(*, elsewhere: bool) -> NonfiniteTrace:
-    """Return the trace of a rank on which all is finite."""
+    """Return the trace of a rank on which all numbers are finite; ``elsewhere``: another rank found one that is not."""
     where = "another rank found what is not" if elsewhere else "nothing that was looked at is not"
     return NonfiniteTrace(TensorKind.NOTHING, "", f"everything is finite on this rank: {where}", elsewhere=elsewhere)
 
 
-# Origins of a number that is not finite, derived from which quantities are finite. The chain is: a gradient breaks
-# the weights, these the next rollout (a sampler fed with NaN writes token id 0), that the old log-probs; the reference
-# stays finite. So a finite reference with broken old log-probs means the policy, a broken rollout alone its engine.
+# Origins of a non-finite number, derived from which quantities are finite. The chain: a gradient breaks the weights,
+# the weights break the next rollout (a sampler fed with NaN writes token id 0), the rollout breaks the old log-probs.
+# The reference remains finite. So a finite reference with broken old log-probs points to the policy, and a broken
+# rollout alone to the rollout engine.
 
 APART = 20.0
-"""No policy update moves a log-prob by this many nats: tokens are misaligned or cut."""
+"""Difference of log-probs, nats, that no policy update causes: beyond it tokens are misaligned or truncated."""
 
 
 def origin_of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Origin, str]:
-    """Origin of ``name`` at token ``at`` of a micro-batch, and the reason in words."""
+    """Return the origin of the non-finite input ``name`` at token ``at`` of the micro-batch ``one``, and the reason in
+    words.
+    """
     tokens = one.tokens
 
     def fine(values: Tensor | None) -> bool:
@@ -371,7 +386,11 @@ def origin_of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Orig
 
 
 def origin_of_coefficient(one: LossPass, flags: Tensor) -> tuple[Origin, str]:
-    """Origin of coefficients at ``flags`` (B, T) made of finite inputs, and how far apart the policies are there."""
+    """Return the origin of non-finite coefficients at ``flags`` (B, T) whose inputs are finite, and the reason in
+    words.
+
+    The reason includes how far apart the log-probs of the policies are there.
+    """
     tokens = one.tokens
     pairs = {
         "the old policy": (tokens.logp, tokens.old_logp),
@@ -391,13 +410,13 @@ def _largest(gaps: Tensor, flags: Tensor) -> float:
     return float(torch.where(flags, gaps.abs(), 0.0).nan_to_num(0.0).max())
 
 
-# The trace of the rank that found something, on every rank: what travels is text.
+# Exchange of traces, so that every rank has that of the rank that found something; it is sent as text.
 
 
 def shared_trace(local: NonfiniteTrace, world: World) -> NonfiniteTrace:
-    """Trace of the first rank that found something; ``local`` where none did. A collective: all get the same.
+    """Return, on every rank, the trace of the first rank that found something; ``local`` if none did. A collective.
 
-    What is counted in it (``broken``, ``chain``, ``id0_frac``, ``cost``) is of that rank.
+    Its counts (``broken``, ``chain``, ``id0_frac``, ``cost``) are those of that rank.
     """
     if world.size == 1:
         return local

@@ -1,4 +1,4 @@
-"""The loss passes of one optimizer step, kept so that each can be run again exactly as it was."""
+"""The loss passes of one optimizer step, kept so that each can be repeated exactly as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from rlwatch.tensors.tokens import TokenBatch
 
 
 def accelerator() -> Any:
-    """Module of the accelerator that this process uses (``torch.cuda``, ``torch.xpu``...); None while it uses none."""
+    """Return the module of the accelerator that this process uses (``torch.cuda``, ``torch.xpu``...); None while it
+    uses none.
+    """
     device = torch.accelerator.current_accelerator()
     module = None if device is None else getattr(torch, device.type, None)
     if module is None or not hasattr(module, "get_rng_state") or not module.is_available():
@@ -25,7 +27,9 @@ def accelerator() -> Any:
 
 
 def device_states() -> tuple[Tensor, ...]:
-    """States of its generators, one a device. They lie on the CPU, nothing is waited for."""
+    """Return the states of the accelerator's random number generators, one for each device, on the CPU; waits for
+    nothing.
+    """
     module = accelerator()
     if module is None:
         return ()
@@ -34,7 +38,7 @@ def device_states() -> tuple[Tensor, ...]:
 
 
 def set_device_states(states: Sequence[Tensor]) -> None:
-    """Make them so again."""
+    """Restore ``states``, which :func:`device_states` returned."""
     module = accelerator()
     if module is None or not states:
         return
@@ -46,7 +50,9 @@ def set_device_states(states: Sequence[Tensor]) -> None:
 
 
 def place_of(like: Tensor) -> int:
-    """Place of its device's generator among :func:`device_states`; -1 where it draws from the CPU's."""
+    """Return the index of the generator for the device of ``like`` in :func:`device_states`; -1 for the CPU's
+    generator.
+    """
     module = accelerator()
     if module is None or getattr(torch, like.device.type, None) is not module:
         return -1
@@ -54,13 +60,13 @@ def place_of(like: Tensor) -> int:
 
 
 def state_of(like: Tensor) -> Tensor:
-    """State of the generator that draws for the device of ``like``."""
+    """Return the state of the random number generator for the device of ``like``."""
     place = place_of(like)
     return torch.get_rng_state() if place < 0 else device_states()[place]
 
 
 def set_state_of(like: Tensor, state: Tensor) -> None:
-    """Make it so again, and leave those of other devices as they are."""
+    """Set the random number generator for the device of ``like`` to ``state``; those of other devices are unchanged."""
     place = place_of(like)
     if place < 0:
         torch.set_rng_state(state)
@@ -70,32 +76,32 @@ def set_state_of(like: Tensor, state: Tensor) -> None:
     set_device_states(states)
 
 
-# The loss passes of one optimizer step, kept so that each can be run again exactly as it was.
+# The loss passes of one optimizer step, kept so that each can be repeated exactly as it was.
 
 
 COEFFICIENTS = "coefficients of the loss"
-"""Name of the tap that reads them during the backward."""
+"""Name, in error counts, of the hook that reads the coefficients during the backward pass."""
 IDENTITY = {
     "prompt_index": int, "prompt": str, "group": str, "sample": int, "rollout": str, "task": str,
     "sampler_version": int, "reward_parts": str,
 }  # fmt: skip
-"""Optional facts of a sequence, and their types; :data:`rlwatch.export.COLUMNS` describes each."""
+"""Optional facts about a sequence, and their types; :data:`rlwatch.export.COLUMNS` describes each."""
 Read = Callable[[Tensor], object]
-"""A hook of the backward: it is given the gradient of an output."""
+"""Hook of the backward pass, which receives the gradient of an output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Outputs of one forward pass that a loss takes: all its gradient flows through these.
+    """Outputs of one forward pass that a loss uses: all its gradient flows through these.
 
     Parameters
     ----------
     logp
         (B, T) log-probs of the sampled tokens, nats.
     entropy
-        (B, T) entropies, nats; None where the loss has no entropy bonus.
+        (B, T) entropies, nats; None if the loss has no entropy bonus.
     aux
-        0-d auxiliary loss of the model (a router's balance); None where there is none.
+        0-d auxiliary loss of the model (a router's balance); None if there is none.
     """
 
     logp: Tensor
@@ -103,45 +109,48 @@ class Outputs:
     aux: Tensor | None = None
 
     def parts(self) -> dict[str, Tensor]:
-        """Parts that exist, by name."""
+        """Return the outputs that exist, by name."""
         parts = {"logp": self.logp, "entropy": self.entropy, "aux": self.aux}
         return {name: part for name, part in parts.items() if part is not None}
 
 
 class Forward(Protocol):
-    """A forward pass of the loss, to be run again: with the model, the inputs and the mode it had."""
+    """A forward pass of the loss that can be repeated: with the model, the inputs and the mode that it had."""
 
     def __call__(self, rows: Sequence[int] | None = None) -> Outputs:
-        """Run it; of some sequences of the micro-batch only, if ``rows`` is given (then ``aux`` may be None).
+        """Repeat the pass and return its outputs; only for the sequences ``rows`` of the micro-batch if given.
 
-        Raises :class:`Undivided` if it cannot be run for some only.
+        With ``rows`` the output ``aux`` may be None. Raises :class:`Undivided` if the pass cannot run for some
+        sequences only.
         """
         ...
 
 
 class Undivided(Exception):  # noqa: N818  (an answer, not a fault)
-    """The sequences of a micro-batch cannot be run alone as they ran together. Its text has the reason."""
+    """Signal that sequences of a micro-batch cannot be run alone as they ran together. Its text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """Random number generators as a forward pass found them: the CPU's, and those of the accelerators in use."""
+    """States of the random number generators before a forward pass: the CPU's, and those of the accelerators in use."""
 
     cpu: Tensor
     devices: Sequence[Tensor] = ()
 
     @classmethod
     def now(cls) -> RandomState:
-        """Read the generators as they are. Draws nothing, and waits for no device."""
+        """Return the current states of the generators. Draws nothing, and waits for no device."""
         return cls(torch.get_rng_state(), device_states())
 
     def restore(self) -> None:
-        """Make them so again."""
+        """Set the generators to these states."""
         torch.set_rng_state(self.cpu)
         set_device_states(self.devices)
 
     def same(self, other: RandomState) -> bool:
-        """Check that nothing was drawn between the two. States lie on the CPU: no device is waited for."""
+        """Return True if no number was drawn between this state and ``other``. States lie on the CPU: it waits for no
+        device.
+        """
         return self._bytes() == other._bytes()
 
     def _bytes(self) -> list[bytes]:
@@ -150,34 +159,36 @@ class RandomState:
 
 @dataclass(slots=True)
 class LossPass:
-    """One micro-batch of the step: how to run its forward again, and what the loss did with its outputs.
+    """One micro-batch of the step: how to repeat its forward pass, and how the loss depends on its outputs.
 
     Parameters
     ----------
     forward
-        Runs the same forward again.
+        Repeats the forward pass.
     tokens
-        What is known of its tokens, detached: B sequences, T positions.
+        Known quantities of its tokens, detached: B sequences, T positions.
     random
-        Generators as the forward found them.
+        States of the generators before the forward pass.
     drew
-        Whether the forward drew random numbers (dropout): then a part of the micro-batch would draw others, and must be
-        given them (:mod:`rlwatch.gradloc.rerun`).
+        True if the forward pass drew random numbers (dropout). Then a part of the micro-batch would draw others, and
+        must be given the same (:mod:`rlwatch.gradloc.rerun`).
     divides
-        Whether sequences can be run alone; None where that was not tried: then what they give is compared.
+        True if sequences can be run alone; None if that was not tried, so that results are compared first.
     first_row
-        Sequences before it in this step, on this rank.
+        Number of sequences before it in this step, on this rank.
     rewards
-        (B,) rewards of the sequences, where they are known.
+        (B,) rewards of the sequences, if they are known.
     coefficients
         dL/dlogp (B, T), dL/dentropy (B, T) and dL/daux (0-d) under ``"logp"``, ``"entropy"``, ``"aux"``: filled by
-        :meth:`hook` during the backward. They carry all scaling of the loss: by micro-batches, tokens, a loss scale.
+        :meth:`hook` during the backward pass. They carry all scaling of the loss: by micro-batches, tokens, a loss
+        scale.
     differentiable
-        The same forward in operations that all have a forward derivative, where ``forward`` has others (a fused head).
+        The same forward pass in operations that all have a forward derivative, if ``forward`` has others (a fused
+        head).
     groups, tasks
-        To which prompt and task each sequence belongs, where that is known.
+        Prompt and task of each sequence, if known.
     identity
-        What else the trainer knows of each sequence, see :meth:`identify`.
+        Other facts that the trainer knows about each sequence, see :meth:`identify`.
     """
 
     forward: Forward
@@ -207,21 +218,22 @@ class LossPass:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(B, T)."""
+        """Return (B, T), the numbers of sequences and positions."""
         rows, positions = self.tokens.logp.shape
         return int(rows), int(positions)
 
     def coefficient(self, name: str = "logp") -> Tensor:
-        """dL/d``name``; zeros where the loss did not use it (or did not run its backward)."""
+        """Return dL/d``name``; zeros if the loss did not use that output (or did not run its backward pass)."""
         coefficient = self.coefficients.get(name)
         if coefficient is not None:
             return coefficient
         return torch.zeros((), device=self.tokens.logp.device) if name == "aux" else torch.zeros_like(self.tokens.logp)
 
     def hook(self, outputs: Outputs, contained: Callable[[Read], Read]) -> None:
-        """Read the coefficients when the loss runs its backward. The outputs and their gradients are not changed.
+        """Register hooks that read the coefficients when the loss runs its backward pass. Outputs and gradients are not
+        changed.
 
-        ``contained`` makes of what reads one a hook that nothing raises through.
+        ``contained`` wraps a hook so that its errors do not propagate.
         """
         for name, part in outputs.parts().items():
             if part.requires_grad:
@@ -241,10 +253,11 @@ class _Reader:
 
 @dataclass(slots=True)
 class RecordedPasses:
-    """The loss passes of the step under way, in order. Holds inputs and coefficients until :meth:`clear`.
+    """The loss passes of the current step, in order. It holds inputs and coefficients until :meth:`clear`.
 
-    Hooks run within the backward of training, where the device may have no memory left for a copy: what they raise ends
-    at ``seam``, and the step is ``broken``. To localise it without a coefficient would accuse the wrong tokens.
+    Hooks run within the backward pass of training, where the device may have no memory left for a copy. ``seam``, the
+    error boundary, contains their errors, and the step is then ``broken``: localising it without a coefficient would
+    blame the wrong tokens.
     """
 
     seam: ErrorBoundary = field(default_factory=ErrorBoundary)
@@ -253,16 +266,16 @@ class RecordedPasses:
 
     @property
     def rows(self) -> int:
-        """Sequences so far."""
+        """Return the number of sequences so far."""
         return sum(one.shape[0] for one in self.all)
 
     @property
     def broken(self) -> bool:
-        """True where a coefficient of this step could not be read."""
+        """Return True if a coefficient of this step could not be read."""
         return self._unread > 0 or not self.seam.works(COEFFICIENTS)
 
     def contained(self, read: Read) -> Read:
-        """``read`` as a hook of training's backward."""
+        """Return ``read`` as a hook of training's backward pass, whose errors are contained and counted."""
 
         def hooked(gradient: Tensor) -> None:
             self._unread += 1  # until it is
@@ -286,9 +299,9 @@ class RecordedPasses:
         rewards: Tensor | None = None,
         differentiable: Forward | None = None,
     ) -> LossPass:
-        """Keep one, before its backward; ``random`` is as its forward found the generators.
+        """Keep a loss pass, before its backward pass, and return it; the arguments are fields of :class:`LossPass`.
 
-        Once reading coefficients was given up, nothing is kept: every step is broken.
+        Once the reading of coefficients was given up, nothing is kept: every step is broken.
         """
         one = LossPass(forward, tokens, random, drew, divides, self.rows, rewards, differentiable=differentiable)
         if self.seam.works(COEFFICIENTS):
@@ -297,6 +310,6 @@ class RecordedPasses:
         return one
 
     def clear(self) -> None:
-        """Forget them: the step is over."""
+        """Forget the passes at the end of the step."""
         self.all.clear()
         self._unread = 0

@@ -1,7 +1,8 @@
-"""A localised step as one file: what its loss passes read, their coefficients, and the figures that came out.
+"""A localised step as a file: the inputs of its loss passes, their coefficients, and the figures of the report.
 
-One ``.npz`` of each rank, without pickle: ids, masks, coefficients and log-probs of every micro-batch as arrays, the
-rest as one JSON text. It holds token ids, and so the text of prompts and responses: the file is for its owner only.
+Each rank writes one ``.npz``, without pickle: ids, masks, coefficients and log-probs of every micro-batch as arrays,
+everything else as one JSON text. The file holds token ids, and so the text of prompts and responses. Only its owner
+may read it.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ from rlwatch.tensors.tokens import TokenBatch
 
 FORMAT = 1
 SAMPLES = 64
-"""Elements of each parameter that its fingerprint is made of: an optimizer's step moves nearly all of them."""
+"""Number of elements of each parameter in its fingerprint: an optimizer's step changes nearly all elements."""
 
 
 class RecordingError(RLWatchError):
-    """A recorded step cannot be read, or not be replayed."""
+    """Error for a recorded step that cannot be read or replayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Input of a micro-batch's forward: ``ids`` and ``attention`` (B, L), the last T positions of which are the
-    response; ``positions`` (B, L) where they were given. Logits were divided by ``temperature``.
+    """Inputs of the forward pass of one micro-batch.
+
+    ``ids`` and ``attention`` are (B, L), and their last T positions are the response. ``positions`` are (B, L) if they
+    were given. Logits were divided by ``temperature``.
     """
 
     ids: Tensor
@@ -53,23 +56,23 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class RankRecording:
-    """One rank's part of a step.
+    """One rank's part of a recorded step.
 
     Parameters
     ----------
     passes
-        Of each micro-batch the arrays: ``ids``, ``attention``, ``positions`` (B, L), ``mask``, ``logp``, ``old_logp``,
+        Arrays of each micro-batch: ``ids``, ``attention``, ``positions`` (B, L), ``mask``, ``logp``, ``old_logp``,
         ``ref_logp``, ``rollout_logp``, ``coefficient``, ``entropy_coefficient``, ``contribution`` (B, T),
-        ``advantages``, ``rewards``, ``random`` (bytes of the CPU's generator, where numbers were drawn). Those that
-        were not known are absent.
+        ``advantages``, ``rewards``, ``random`` (bytes of the CPU's generator, if numbers were drawn). Unknown ones are
+        absent.
     temperatures
-        Of each micro-batch.
+        Temperature of each micro-batch.
     figures
         Norm, layers, gap, method and culprits of the report.
     dtype, autocast
-        Of the parameters, and what the forward computed in (``""``: that).
+        Type of the parameters, and the type in which the forward pass computed (``""``: the same).
     fingerprint
-        Of the parameters; ``""`` where they were in shards.
+        Digest of the parameters; ``""`` if they were sharded.
     """
 
     step: int
@@ -97,14 +100,16 @@ def save_recording(
     ranks: int = 1,
     autocast: str = "",
 ) -> Path:
-    """Write one rank's part into ``folder`` (made 0700 where it does not exist), as one file (0600), and return it.
+    """Write one rank's part of a localised step into ``folder`` as one file (mode 0600), and return its path.
 
-    ``contexts`` are those of ``passes``, in order. Reads the parameters' fingerprint and copies the step to the CPU.
+    ``folder`` is created with mode 0700 if it does not exist. ``contexts`` are the inputs of ``passes``, in order;
+    ``contributions`` (B, T) belong to each pass. ``autocast`` is the type in which the forward pass computed. The call
+    reads the parameters' fingerprint and copies the step to the CPU.
 
     Raises
     ------
     OSError
-        The file cannot be written; nothing is left of it then.
+        If the file cannot be written; no partial file remains.
     """
     arrays = {
         f"{k}/{name}": values
@@ -136,7 +141,7 @@ def load_recording(path: Path) -> RankRecording:
     Raises
     ------
     RecordingError
-        The file is not a recording, is damaged, or was written by a newer version.
+        If the file is not a recording, is damaged, or was written by a newer version.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -155,7 +160,7 @@ def load_recording(path: Path) -> RankRecording:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Digest of shapes and some elements of all parameters, in order, as float64; "" where they are in shards."""
+    """Return a digest of the shapes and some elements of all parameters, in order; "" if they are sharded."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if hasattr(parameter, "to_local"):
@@ -242,17 +247,17 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-# Run a recorded step again on a model, and compare the results with the recorded ones.
+# Replay of a recorded step on a model, and comparison of the results with the recorded ones.
 
 REPLAY_TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
-"""Relative; of contributions and log-probs, of the norm and of 1 nat."""
+"""Relative tolerance: of contributions relative to the norm, of log-probs relative to 1 nat."""
 REPLAY_TOLERANCE_LOW = 3e-2
-"""In half precision: other kernels round otherwise."""
+"""Relative tolerance in half precision, because other kernels round differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure, recorded and recomputed; ``scale`` is what its tolerance is relative to. None: not had."""
+    """One figure of a step, recorded and recomputed; its tolerance is relative to ``scale``. None: not available."""
 
     name: str
     recorded: float | None
@@ -262,7 +267,7 @@ class Figure:
 
     @property
     def agrees(self) -> bool | None:
-        """True where the two are as near as rounding explains; NaN agrees with NaN. None where one is not had."""
+        """Return True if the two values are equal within rounding; NaN equals NaN. None if one is not available."""
         if self.recorded is None or self.recomputed is None:
             return None
         if not (math.isfinite(self.recorded) and math.isfinite(self.recomputed)):
@@ -272,9 +277,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """``figures`` in order: norm, log-probs, layers, then of each culprit the contribution and its own norm.
+    """Result of a replay: ``figures`` in order, which are norm, log-probs, layers, then each culprit's contribution and
+    own norm.
 
-    ``same_parameters``: whether the model's are those of the recording; None if not known.
+    ``same_parameters`` is True if the model has the parameters of the recording; None if not known.
     """
 
     figures: Sequence[Figure]
@@ -284,17 +290,18 @@ class Replayed:
 
     @property
     def agrees(self) -> bool:
-        """True where every figure that both have agrees."""
+        """Return True if every figure that is available in both agrees."""
         return not any(figure.agrees is False for figure in self.figures)
 
 
 def replay(recordings: Sequence[RankRecording], model: nn.Module) -> Replayed:
-    """Run the passes of ``recordings`` (one of each rank of a step) again and compare. ``.grad`` of ``model`` is used.
+    """Repeat the passes of ``recordings`` (one for each rank of a step) on ``model``, and compare. Overwrites the
+    model's ``.grad``.
 
     Raises
     ------
     RecordingError
-        The recordings are of different steps, or not of all ranks.
+        If the recordings are of different steps, or not of all ranks.
     """
     _check(recordings)
     where = [(one.rank, k) for one in recordings for k in range(len(one.passes))]
@@ -315,12 +322,12 @@ def replay(recordings: Sequence[RankRecording], model: nn.Module) -> Replayed:
 
 
 def load_model(folder: Path, dtype: str, device: str = "cpu") -> nn.Module:
-    """A causal language model of transformers, in ``dtype``.
+    """Load a causal language model of transformers from ``folder``, in ``dtype``, on ``device``.
 
     Raises
     ------
     ConfigError
-        transformers is not installed, there is no such model in ``folder``, or no such ``device``.
+        If transformers is not installed, or if there is no such model in ``folder`` or no such ``device``.
     """
     try:
         from transformers import AutoModelForCausalLM
@@ -396,7 +403,9 @@ def _row_numbers(passes: RecordedPasses) -> None:
 
 
 def _gradient(model: nn.Module, passes: RecordedPasses) -> float:
-    """Leave sum a dlogp + e dH in ``.grad``; the largest difference of a log-prob from the recorded one, nats."""
+    """Leave sum a dlogp + e dH in ``.grad``; return the largest difference of a log-prob from the recorded one,
+    nats.
+    """
     model.zero_grad(set_to_none=True)
     apart = 0.0
     for one in passes.all:
@@ -421,7 +430,7 @@ def _contributions(
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """Pairs what was recorded with what was recomputed; ``where`` is (rank, micro-batch) of each pass."""
+    """Pairs of recorded and recomputed values; ``where`` is (rank, micro-batch) of each pass."""
 
     recording: RankRecording
     where: Sequence[tuple[int, int]]
@@ -432,7 +441,7 @@ class _Figures:
         return REPLAY_TOLERANCE.get(low, REPLAY_TOLERANCE_LOW)
 
     def step(self, direction: Direction, apart: float) -> Iterator[Figure]:
-        """Figures of the whole step."""
+        """Yield the figures of the whole step."""
         figures = self.recording.figures
         norm, layers = float(figures["norm"]), figures["layers"]
         yield Figure("gradient norm", norm, direction.norm, norm, self.tolerance)
@@ -459,7 +468,7 @@ class _Figures:
     def culprits(
         self, model: nn.Module, passes: RecordedPasses, contributions: Sequence[Tensor], notes: list[str]
     ) -> Iterator[Figure]:
-        """Figures of each culprit."""
+        """Yield the figures of each culprit."""
         culprits = self.recording.figures["culprits"]
         places = [TokenAt(0, self.where.index((c["rank"], c["microbatch"])), c["row"], c["position"]) for c in culprits]
         verified = [at for at, c in zip(places, culprits, strict=True) if c["own"] is not None]

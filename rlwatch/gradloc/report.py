@@ -1,4 +1,4 @@
-"""The report on one step: plain numbers and names, nothing that holds a tensor or waits for a device."""
+"""Report on the localisation of one step's gradient: plain numbers and names, without tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlwatch.wording import number
 
 
 class BlameLevel(StrEnum):
-    """Levels at which a gradient can be blamed on something, the one that explains most with least."""
+    """Level at which a gradient is blamed on something: the one that explains most with least."""
 
     TOKEN = "token"  # noqa: S105  (no password)
     STRETCH = "stretch"
@@ -20,19 +20,19 @@ class BlameLevel(StrEnum):
     TASK = "task"
     RANK = "rank"
     BATCH = "batch-wide"
-    """No culprit: everything grew alike, or there are no outliers."""
+    """No culprit: all tokens grew alike, or there are no outliers."""
     LAYER = "layer"
     OUTSIDE = "not from tokens"
-    """The most of the gradient does not come through the log-probs of the tokens."""
+    """Most of the gradient does not come through the log-probs of the tokens."""
     NON_FINITE = "non-finite"
     NOT_RECURRED = "did not recur"
-    """A number was not finite, and all of them are when the step is run again."""
+    """A number was not finite, and all numbers are finite when the step is repeated."""
     NONE = ""
-    """Not known."""
+    """The level is not known."""
 
 
 class ExcessFactor(StrEnum):
-    """Factors that may carry the excess of a culprit, or of the step: the three published ones, and more."""
+    """Factor that may explain the excess of an outlying token, or of the step: the three published ones, and more."""
 
     NON_FINITE = "non-finite"
     TOKEN_RATIO = "token ratio"  # noqa: S105  (no password)
@@ -51,7 +51,7 @@ class ExcessFactor(StrEnum):
 
 
 class Method(StrEnum):
-    """Ways of computing contributions."""
+    """Method by which contributions of tokens were computed."""
 
     FD = "fd"
     RICHARDSON = "richardson"
@@ -63,7 +63,9 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class TokenAt:
-    """Place of a token: the micro-batch of the step on its rank, its sequence in it, its position in the response."""
+    """Place of a token: rank, micro-batch of the step on that rank, sequence in the micro-batch, position in the
+    response.
+    """
 
     rank: int
     microbatch: int
@@ -73,10 +75,10 @@ class TokenAt:
 
 @dataclass(frozen=True, slots=True)
 class OwnGradient:
-    """A token's own gradient by an exact backward of it alone.
+    """Gradient of one token alone, by an exact backward pass.
 
     ``norm`` is in the unit of the step's norm (with all scaling of the loss, and divided by the number of ranks as
-    gradients are); ``layers`` are shares of ``norm**2`` and sum up to 1.
+    gradients are). ``layers`` are shares of ``norm**2`` and sum up to 1.
     """
 
     norm: float
@@ -87,10 +89,11 @@ class OwnGradient:
 class Culprit:
     """An outlying token in the step's gradient.
 
-    ``contribution`` is signed, in the unit of the gradient norm; ``share`` = contribution / norm. Both are None where
-    there is no direction (non-finite gradients) or the search does not give them (bisection). ``own`` is None where
-    the token was not verified. ``numbers`` are what is known of the token: ``logp``, ``old_logp``, ``rollout_logp``,
-    ``ref_logp``, ``entropy`` (nats), ``ratio``, ``advantage``, ``reward``, ``coefficient``; absent = not known.
+    ``contribution`` is signed, in the unit of the gradient norm; ``share`` = contribution / norm. Both are None if
+    there is no direction (non-finite gradients) or the search does not compute them (bisection). ``own`` is None if the
+    token was not verified. ``numbers`` are the known quantities of the token: ``logp``, ``old_logp``, ``rollout_logp``,
+    ``ref_logp``, ``entropy`` (nats), ``ratio``, ``advantage``, ``reward``, ``coefficient``; absent = not known. ``why``
+    is the reason in one sentence.
     """
 
     at: TokenAt
@@ -106,10 +109,10 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Something that holds a part of the gradient: a response, a prompt group, a task, a rank, or what is left.
+    """Part of the gradient that belongs to a response, a prompt group, a task, a rank, or all others.
 
-    ``share`` = ``up`` + ``down``, of the gradient norm: what pushes along the gradient, and what cancels (<= 0). The
-    shares of all units of a report sum up to 1 but for the gap.
+    ``share`` = ``up`` + ``down``, as shares of the gradient norm: the part along the gradient, and the part that
+    cancels (<= 0). The shares of all units of a report sum up to 1 except for the gap.
     """
 
     level: BlameLevel
@@ -124,10 +127,10 @@ class Unit:
 class Cure:
     """A change of the loss, and the gradient norm that this step would have had with it.
 
-    ``kind`` and ``value`` are for programs: ``clip advantages`` at a size, ``clip ratios`` and ``truncate weights``
-    at a factor, ``mask`` (the culprits; ``mask responses``, theirs), ``rescale advantages``, ``rescale loss`` and
+    ``kind`` and ``value`` are for programs: ``clip advantages`` at a size, ``clip ratios`` and ``truncate weights`` at
+    a factor, ``mask`` (the culprits; ``mask responses``, theirs), ``rescale advantages``, ``rescale loss`` and
     ``rescale KL`` by a factor, ``clip KL`` at nats, ``without the term``, ``clip layer`` at a norm. ``action`` is for
-    people, in words that go on with "the norm goes from ``before`` to ``after``".
+    people; it is continued by "the norm goes from ``before`` to ``after``".
     """
 
     kind: str
@@ -139,7 +142,9 @@ class Cure:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a localisation: passes of the whole step, backwards of single sequences, and seconds of wall time."""
+    """Cost of a localisation: forward passes of the whole step, backward passes of single sequences, and seconds of
+    wall time.
+    """
 
     forwards: int = 0
     backwards: int = 0
@@ -148,23 +153,23 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Localisation:
-    """The report on one step.
+    """Report on the localisation of one step's gradient.
 
     Parameters
     ----------
     norm
-        The step's gradient norm, before clipping; NaN or Inf where it was that.
+        The step's gradient norm, before clipping; may be NaN or Inf.
     threshold
-        Threshold the norm was compared with; None if the report was requested.
+        Threshold with which the norm was compared; None if the report was requested.
     tokens
-        Response tokens of the step, all ranks.
+        Number of response tokens in the step, over all ranks.
     method, gap
-        Method of attribution; (sum of contributions - norm) / norm, signed: 0 is complete. None if
-        nothing was attributed.
+        Method of attribution; (sum of contributions - norm) / norm, signed: 0 is complete. None if nothing was
+        attributed.
     complete
         True if ``gap`` is within tolerance.
     culprits
-        Worst first.
+        Outlying tokens, worst first.
     layers
         Share of each layer in ``norm**2``; sums up to 1.
     why_not
@@ -174,15 +179,15 @@ class Localisation:
     trace
         The first number that is not finite, if the gradient has no direction.
     notes
-        Checks that were not possible, and what was tried before, in the order of trying.
+        Checks that were not possible, and methods that were tried before, in the order of trying.
     verdict
-        The level at which the gradient is to be blamed on something; :attr:`BlameLevel.NONE` where that is not known.
+        Level at which the gradient is blamed on something; :attr:`BlameLevel.NONE` if it is not known.
     statement, because, remedy
-        The verdict, its cause and its cure in words, each the part of a sentence; empty where not known.
+        The verdict, its cause and its cure in words, each a part of a sentence; empty if not known.
     cures
-        Changes of the loss and what they would have made of the norm, the one that fits the cause first.
+        Changes of the loss, with the norm that each would have led to, the one that fits the cause first.
     units
-        Parts of the gradient at the level of the verdict: the largest, and the rest, whose shares add up.
+        Parts of the gradient at the level of the verdict: the largest, and all others, whose shares add up.
     count
         Number of outlying tokens, including those that are not among ``culprits``.
     explained
@@ -220,7 +225,7 @@ class Localisation:
 
 
 class TensorKind(StrEnum):
-    """Kinds of tensors that may be the first non-finite one, in the order of looking."""
+    """Kind of the first non-finite tensor, in the order in which kinds are searched."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -235,56 +240,57 @@ class TensorKind(StrEnum):
 
 
 class Origin(StrEnum):
-    """Links at which the chain gradient -> parameters -> rollout -> log-probs may be entered."""
+    """Link of the chain gradient -> parameters -> rollout -> log-probs at which a non-finite number first appeared."""
 
     BACKWARD = "backward"
-    """Finite going forward; the loss's own arithmetic, or the backward pass, overflowed."""
+    """The forward pass is finite; the loss's own arithmetic, or the backward pass, overflowed."""
     FORWARD = "forward"
-    """Finite weights whose forward pass is not."""
+    """The weights are finite, but their forward pass is not."""
     WEIGHTS = "weights"
-    """Weights broken before this step: by an earlier one, by loading, or by synchronisation."""
+    """The weights were broken before this step: by an earlier step, by loading, or by synchronisation."""
     ENGINE = "engine"
-    """The rollout engine alone: weight synchronisation, a race, quantisation."""
+    """Only the rollout engine is affected: weight synchronisation, a race, quantisation."""
     DATA = "data"
-    """Misaligned or truncated tokens: log-ratios beyond any that a policy update makes."""
+    """Misaligned or truncated tokens: log-ratios are beyond any that a policy update causes."""
     REWARD = "reward"
-    """A reward, or how advantages are made of rewards."""
+    """A reward, or the computation of advantages from rewards."""
     CHANCE = "chance"
-    """Nowhere: all numbers are finite when the step is run again. Hardware, a kernel or a race."""
+    """No link: all numbers are finite when the step is repeated. The cause is hardware, a kernel or a race."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteTrace:
-    """The first non-finite tensor of a step, and what else is not finite.
+    """The first non-finite tensor of a step, and the other quantities that are not finite.
 
     Parameters
     ----------
     kind, name
-        That tensor: ``name`` is that of a parameter or module, of an input (``old_logp``), or of the quantity that the
-        coefficients belong to (``logp``, ``entropy``, ``aux``). :attr:`TensorKind.NOTHING` if none was found here.
+        Kind and name of that tensor: ``name`` is that of a parameter or module, of an input (``old_logp``), or of the
+        quantity that the coefficients belong to (``logp``, ``entropy``, ``aux``). :attr:`TensorKind.NOTHING` if none
+        was found on this rank.
     message
-        One sentence.
+        Description in one sentence.
     origin
         Start of the chain, derived from which quantities are finite.
     layer
         Layer of a parameter or module, as in gradient norms per layer.
     at, token_id
-        The first token concerned, if it is one; for an embedding row, ``token_id`` alone.
+        The first token concerned, if there is one; for an embedding row, ``token_id`` alone.
     index, dtype, count
-        Index of the tensor's first non-finite element, its type, and how many there are (of inputs and
+        Index of the tensor's first non-finite element, its type, and the number of such elements (of inputs and
         coefficients: inside the mask, over all micro-batches of this rank).
     tokens
         The tokens concerned, at most :data:`MOST_TOKENS`; for coefficients and inputs only.
     chain
         Links of the chain that are broken in this step, in order of time.
     broken
-        How many elements of each quantity are not finite inside the mask; ``gradients`` and ``parameters`` count
-        tensors. Outside the mask: under the same name with ``(padding)``.
+        Number of non-finite elements of each quantity inside the mask; ``gradients`` and ``parameters`` count tensors.
+        Elements outside the mask are counted under the same name with ``(padding)``.
     id0_frac
-        Share of responses that are at least 90 % token id 0, as a sampler fed with NaN writes them; None: no ids.
+        Share of responses that are at least 90 % token id 0, as a sampler writes them from NaN logits; None: no ids.
     elsewhere
-        True if another rank found something and this one did not.
+        True if another rank found a non-finite tensor and this one did not.
     notes
         Checks that were not possible.
     """
@@ -309,21 +315,22 @@ class NonfiniteTrace:
 
     @property
     def found(self) -> bool:
-        """True where something not finite was found on this rank."""
+        """Return True if a non-finite tensor was found on this rank."""
         return self.kind is not TensorKind.NOTHING
 
 
 MOST_TOKENS = 64
-"""Largest number of tokens that are named: one bad parameter breaks all of them, and then their names are no clue."""
+"""Largest number of tokens that are named: one bad parameter breaks all tokens, and then their names are no clue."""
 
 
-# The end of a localisation that cannot be made: it reaches no training loop, but becomes ``Localisation.why_not``.
+# The exception for a localisation that is not possible. It reaches no training loop: it becomes
+# ``Localisation.why_not``.
 
 
 class NotLocalised(Exception):  # noqa: N818  (an answer, not a fault)
-    """The tokens of this step cannot be localised. Its text has the reason, in one sentence.
+    """Signal that the tokens of this step cannot be localised. Its text is the reason, in one sentence.
 
-    Where there are several ranks it is raised on all of them or on none.
+    With several ranks it is raised on all of them or on none.
     """
 
 
@@ -331,7 +338,11 @@ class NotLocalised(Exception):  # noqa: N818  (an answer, not a fault)
 
 
 def remedy_of(cures: Sequence[Cure]) -> str:
-    """``with advantages clipped at 2.4 the norm goes from 412 to 1.3``; empty where no cure is known."""
+    """Return the first of ``cures`` with a finite norm as text, such as "with advantages clipped at 2.4 the norm goes
+    from 412 to 1.3".
+
+    Empty if there is none.
+    """
     known = [cure for cure in cures if math.isfinite(cure.after)]
     if not known:
         return ""
@@ -340,7 +351,7 @@ def remedy_of(cures: Sequence[Cure]) -> str:
 
 
 def message_of(report: Localisation) -> str:
-    """Verdict, cause and cure in one line."""
+    """Return verdict, cause and cure of a report in one line."""
     cause = f": {report.because}" if report.because else ""
     cure = f"; {report.remedy}" if report.remedy else ""
     return f"{report.statement}{cause}{cure}" if report.statement else ""

@@ -1,6 +1,6 @@
-"""Forward passes of a model in training, run again so that afterwards everything is as it was.
+"""Repetition of forward passes of a model in training, after which everything is as before.
 
-A pass of some of its sequences alone is given the random numbers (dropout) that the whole pass drew.
+A pass of some sequences alone gets the random numbers (dropout) that the whole pass drew.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rlwatch.gradloc.passes import LossPass, RandomState, Undivided, device_stat
 
 @contextmanager
 def rerunning(model: nn.Module, *, wide: bool = True) -> Iterator[Precision]:
-    """Forward passes inside run without gradient graph and leave no trace, also if they fail.
+    """Let forward passes in the ``with`` block run without gradient graph and leave no trace, also if they fail.
 
-    If ``wide`` they run in float32, else in the precision that training runs in. Random state, modes, autocast,
-    configuration and hooks are as before afterwards. Buffers are never written: modules see copies of them. Parameters
-    are those of training unless :mod:`rlwatch.gradloc.direction` shows others. What a module keeps in plain
-    attributes, and a thread that a forward pass starts, are beyond this.
+    If ``wide`` they run in float32, else in the precision of training. Random state, modes, autocast, configuration and
+    hooks are restored afterwards. Buffers are never written: modules see copies of them. Parameters are those of
+    training unless :mod:`rlwatch.gradloc.direction` replaces them. State that a module keeps in plain attributes, and
+    threads that a forward pass starts, are not covered.
     """
     random = RandomState.now()
     modes = [(module, module.training) for module in model.modules()]
@@ -53,7 +53,9 @@ def rerunning(model: nn.Module, *, wide: bool = True) -> Iterator[Precision]:
 
 
 class BatchCopies(dict[str, Any]):
-    """Buffers of a module: each is copied when it is first read, in the precision asked for, and the copy is kept."""
+    """Buffers of a module, each of which is copied when it is first read, in the requested precision; the copy is
+    kept.
+    """
 
     def __init__(self, true: dict[str, Any], precision: Precision) -> None:
         super().__init__(true)
@@ -87,7 +89,7 @@ def _copied_buffers(model: nn.Module, precision: Precision) -> Iterator[None]:
             module.__dict__["_buffers"] = buffers
 
 
-# Forward passes in float32, whatever precision training has chosen for its own; or in that one, noting it.
+# Forward passes in float32, whatever the precision of training; or in training's precision, which is noted.
 
 LOW = (torch.bfloat16, torch.float16)
 NARROW = (torch.Tensor.bfloat16, torch.Tensor.half)
@@ -95,17 +97,19 @@ NARROW = (torch.Tensor.bfloat16, torch.Tensor.half)
 
 @dataclass(slots=True)
 class Precision:
-    """Precision that forward passes compute in.
+    """Precision in which repeated forward passes compute.
 
-    ``wide``: in float32 where training takes less; else as training does. ``low``: whether training takes less, for
-    weights, by autocast or by FSDP's policy, as far as was seen.
+    ``wide``: in float32 if training uses less, else as training does. ``low`` becomes True if training was seen to use
+    less than float32, for weights, by autocast or by FSDP's policy.
     """
 
     wide: bool = True
     low: bool = False
 
     def widen(self, value: Tensor) -> Tensor:
-        """``value``, detached: if ``wide``, in float32 where it is narrower, which is noted."""
+        """Return ``value`` detached, and in float32 if ``wide`` and it has lower precision; lower precision is noted in
+        ``low``.
+        """
         if value.dtype not in LOW:
             return value.detach()
         self.low = True
@@ -114,10 +118,10 @@ class Precision:
 
 @contextmanager
 def without_autocast(precision: Precision) -> Iterator[None]:
-    """Disable autocast on this thread if ``precision`` is wide, even where a forward pass switches it on itself.
+    """Disable autocast on this thread if ``precision`` is wide, even if a forward pass switches it on itself.
 
     Trainers do: accelerate wraps ``model.forward``, TRL calls ``accelerator.autocast()``, loops write
-    ``torch.autocast``. All of them end in ``torch.autocast.__enter__``. Other threads go on as they were.
+    ``torch.autocast``. All of them end in ``torch.autocast.__enter__``. Other threads are not affected.
     """
     enter, here = torch.autocast.__enter__, threading.get_ident()
 
@@ -137,9 +141,9 @@ def without_autocast(precision: Precision) -> Iterator[None]:
 
 
 class WithoutNarrowing(TorchFunctionMode):
-    """Casts to bfloat16 or float16 that a forward pass makes by itself are casts to float32 inside.
+    """Mode in which casts to bfloat16 or float16 that a forward pass makes itself are casts to float32.
 
-    What is rounded to 8 bits on its way loses the small differences that are looked for.
+    A value that is rounded to 8 bits on its way loses the small differences that are measured.
     """
 
     def __init__(self, precision: Precision) -> None:
@@ -190,17 +194,17 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def routed(model: nn.Module) -> bool:
-    """Check the model's configuration for experts that tokens are routed to."""
+    """Return True if the model's configuration has experts to which tokens are routed."""
     counts = [getattr(config, name, None) for config in _configs(model) for name in EXPERT_COUNTS]
     return any(isinstance(count, int) and count > 1 for count in counts)
 
 
 @contextmanager
 def float32_kernels(model: nn.Module) -> Iterator[None]:
-    """Run without compiled code, flash attention and grouped experts.
+    """Run without compiled code, flash attention and grouped experts in the ``with`` block.
 
-    Compiled code reads weights past :mod:`rlwatch.gradloc.direction`; the other two take no float32. Configurations
-    of transformers' models are changed for the while.
+    Compiled code reads weights without regard to :mod:`rlwatch.gradloc.direction`; the other two do not accept float32.
+    Configurations of transformers' models are changed temporarily.
     """
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
@@ -215,7 +219,9 @@ def float32_kernels(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def differentiable_kernels(model: nn.Module) -> Iterator[None]:
-    """Attention that has a forward derivative: plain matrix products, or written out in Python."""
+    """Use attention that has a forward derivative in the ``with`` block: plain matrix products, or written out in
+    Python.
+    """
     with ExitStack() as stack:
         for config in _configs(model):
             if getattr(config, ATTENTION, None) not in (None, "sdpa", "eager"):
@@ -242,15 +248,15 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(configs.values())
 
 
-# Mixtures of experts, which send a token elsewhere when a weight moves a little: there no difference is small.
+# Mixtures of experts, which may route a token differently when a weight moves a little, so that differences are large.
 
 TOPK = (torch.topk, torch.Tensor.topk)
 
 
 class FirstChoice(TorchFunctionMode):
-    """Makes later forward passes choose what the first one inside chose by ``topk``.
+    """Mode that makes later forward passes choose by ``topk`` what the first one inside chose.
 
-    The derivative of the values is that of ``topk``, whose indices have none. Each ``with`` is one forward pass.
+    The derivative of the values is that of ``topk``, whose indices have none. Each ``with`` block is one forward pass.
     """
 
     def __init__(self) -> None:
@@ -286,18 +292,18 @@ class FirstChoice(TorchFunctionMode):
         return torch.return_types.topk((source.gather(dim, indices), indices))
 
 
-# The seam to the model's own code: any kernel of any model may refuse what is asked of it here.
+# The boundary to the model's own code: any kernel of any model may fail here.
 
 T = TypeVar("T")
 
 SHOWN = 200
-"""Characters of an error that are shown."""
+"""Largest number of characters of an error that are shown."""
 
 
 def tried(work: Callable[[], T]) -> tuple[T | None, str]:
-    """Return the result of ``work()`` and "", or None and the reason: no derivative, a kernel, memory.
+    """Return the result of ``work()`` and "", or None and the reason of a failure: no derivative, a kernel, memory.
 
-    Raises no ``Exception``: with several ranks the others wait for this one's answer. The reason is the error's
+    Raises no ``Exception``, because with several ranks the others wait for this one's answer. The reason is the error's
     type and first line.
     """
 
@@ -309,41 +315,41 @@ def tried(work: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if the machine or the device had no memory left."""
+    """Return True if ``error`` means that the machine or the device had no memory left."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 # Random numbers that a forward pass drew (dropout), given to a pass of some of its sequences alone.
 #
-# A sequence that runs alone would draw others: the generator is further on, and a kernel draws for a whole tensor at
-# once. So the micro-batch runs once without a graph, and what its kernels drew is kept, the truth values as such: a
-# byte for each element that dropout looks at, of which training kept four and more. A sequence alone is then given
-# its own. The generator's state identifies each draw, so recomputed activations (gradient checkpointing) get
+# A sequence that runs alone would draw other numbers: the generator has advanced, and a kernel draws for a whole tensor
+# at once. So the micro-batch runs once without a graph, and the numbers that its kernels draw are kept, booleans as
+# such: one byte for each element of dropout, of which training keeps four and more. A sequence alone then gets its own
+# numbers. The generator's state identifies each draw, so that recomputed activations (gradient checkpointing) get
 # theirs as well.
 #
-# Kernels that draw inside themselves (fused attention with dropout) do not show what they drew: then, and whenever a
-# shape does not identify the sequences, Undivided is raised.
+# Kernels that draw internally (fused attention with dropout) do not show their numbers. Then, and whenever a shape does
+# not identify the sequences, Undivided is raised.
 
 
 PLAIN = (
     "bernoulli", "bernoulli_", "uniform", "uniform_", "normal", "normal_", "exponential", "exponential_", "geometric_",
     "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "random_", "randperm", "native_dropout",
 )  # fmt: skip
-"""Operations whose numbers depend on nothing but the generator, their arguments apart."""
+"""Operations whose random numbers depend only on the generator and their arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Numbers that one operation drew, and the generator afterwards."""
+    """Random numbers that one operation drew, and the state of the generator afterwards."""
 
     values: Tensor
     after: Tensor
 
 
 class Draws:
-    """Numbers that the forward of a micro-batch of ``count`` sequences draws: kept by :meth:`of`.
+    """Random numbers that the forward pass of a micro-batch of ``count`` sequences draws, kept by :meth:`of`.
 
-    The generators must be as they were when the forward began whenever a pass of some sequences begins.
+    The generators must be as they were when the forward pass began whenever a pass of some sequences begins.
     """
 
     def __init__(self, count: int) -> None:
@@ -352,12 +358,13 @@ class Draws:
 
     @classmethod
     def of(cls, one: LossPass) -> Draws:
-        """Run the whole forward again and keep what it draws. Changes the state of the generators.
+        """Repeat the whole forward pass of ``one`` and keep the numbers that it draws. Changes the state of the
+        generators.
 
         Raises
         ------
         Undivided
-            A kernel draws and does not show what it drew.
+            If a kernel draws and does not show its numbers.
         """
         draws = cls(one.shape[0])
         one.random.restore()
@@ -366,15 +373,16 @@ class Draws:
         return draws
 
     def given_to(self, rows: Sequence[int]) -> TorchDispatchMode:
-        """Operations inside get the numbers of these sequences; the backward belongs inside as well.
+        """Return a mode in which operations get the kept numbers of the sequences ``rows``; the backward pass belongs
+        inside as well.
 
-        What does not fit raises :class:`Undivided` there.
+        Inside, :class:`Undivided` is raised if the kept numbers do not fit.
         """
         return _Given(self, rows)
 
 
 class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation that may draw random numbers."""
+    """Mode that intercepts every operation that may draw random numbers."""
 
     def __init__(self, draws: Draws) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,6 @@
-"""A localisation as what a store keeps: culprits and their responses in columns, and one event."""
+"""A localisation in the form in which a store keeps it: outlying tokens (culprits) and their responses in columns, and
+one event.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +17,35 @@ from rlwatch.gradloc.report import Culprit, Localisation, NonfiniteTrace, TokenA
 from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
 
 CONTEXT = 256
-"""Tokens on each side of a culprit that are kept of its response."""
+"""Number of tokens on each side of a culprit that are kept of its response."""
 MOST_RESPONSES = 8
 MOST_LAYERS = 16
 MOST_CULPRITS = 5
 MOST_PLACED = 32
-"""Culprits whose place in the text is given: it takes decoding the response up to them."""
+"""Largest number of culprits whose position in the text is computed, because the response must be decoded up to
+them.
+"""
 MOST_TEXT = 4000
-"""Characters that are kept of a prompt."""
+"""Largest number of characters that are kept of a prompt."""
 UNKNOWN = -1
 """Placeholder for unknown values in columns of integers."""
 WINDOW = 12
-"""Tokens before and after a culprit whose text is kept with it."""
+"""Number of tokens before and after a culprit whose text is kept with it."""
 
 _TRACED = ("kind", "name", "origin", "layer", "index", "dtype", "count", "chain", "broken", "id0_frac")
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids -> their text."""
+"""Function that converts token ids to their text."""
 Columns = dict[str, "np.ndarray | Sequence[str]"]
 
 
 def culprit_batches(
     step: int, report: Localisation, hosts: Sequence[HostPass] = (), *, decode: Decode | None = None
 ) -> list[SpikeBatch]:
-    """The culprits of each rank, worst first, one batch for each rank that has some.
+    """Return the culprits of a report, worst first, as one batch of rows for each rank that has some.
 
-    With ``decode`` also ``text``, ``before`` and ``after``: of those that ``hosts`` (this rank's) have, else ``""``.
+    With ``decode`` the columns ``text``, ``before`` and ``after`` are added: the text of culprits in ``hosts`` (the
+    passes of this rank), ``""`` for others.
     """
     ranks = sorted({culprit.at.rank for culprit in report.culprits})
     return [
@@ -62,9 +67,10 @@ def response_batch(
     most: int = MOST_RESPONSES,
     decode: Decode | None = None,
 ) -> SpikeBatch | None:
-    """Return tokens of this rank's responses with culprits, ``context`` tokens around each; None if there are none.
+    """Return the tokens of this rank's responses with culprits, ``context`` tokens around each; None if there are none.
 
-    At most ``most`` responses are included, the worst culprit's first. ``contributions`` (B, T) are those of each pass.
+    At most ``most`` responses are included, that of the worst culprit first. ``hosts`` are the passes of this rank,
+    ``contributions`` (B, T) those of each pass.
     """
     pieces: list[Columns] = []
     for (microbatch, row), positions in _stretches(report.culprits, rank, context, most):
@@ -80,7 +86,9 @@ def response_batch(
 
 
 def event_body(report: Localisation) -> dict[str, JSON]:
-    """Short form of a report for an event of kind ``LOCALISED``: JSON, NaN and infinities kept as floats."""
+    """Return a short form of a report for an event of kind ``LOCALISED``: JSON values, with NaN and infinities as
+    floats.
+    """
     traced = {} if report.trace is None else {"trace": {name: _plain(report.trace, name) for name in _TRACED}}
     return {
         "norm": report.norm,

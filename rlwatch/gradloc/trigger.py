@@ -1,4 +1,5 @@
-"""Decision to localise a step: its gradient norm is a spike, and there is time left; and the usual values of this run.
+"""Decision whether to localise a step: its gradient norm is a spike compared with this run's usual norms, and time is
+left.
 
 The history of scales shows which parts of the loss have grown.
 """
@@ -23,28 +24,32 @@ from rlwatch.tensors.masked import widen
 
 # Scales of a step's loss, and their values in the steps of the run that were no spikes.
 #
-# They cost a few reductions on the device at every step and travel with its norm. A batch whose advantages are all
-# twelve times as large as ever looks like any other batch from inside: only the run's own history shows it.
+# They cost a few reductions on the device at every step and are copied with its norm. A batch whose advantages are all
+# twelve times as large as usual looks like any other batch by itself: only the run's own history shows the difference.
 
 
 HEALTHY = 8
-"""Steps from which on there is a usual scale."""
+"""Number of steps without a spike from which on the usual size of a scale is known."""
 KEPT = 100
-"""Steps it is learnt of."""
+"""Number of steps from which the usual size of a scale is learnt."""
 FORMS = 16
-"""The newest of them, of which tokens are kept too."""
+"""Number of the newest steps of which some tokens are kept, too."""
 
 SUMS = (
     "tokens", "pushed", "coefficient", "summed", "informative", "advantage", "rated", "ratio", "entropy coefficient",
     "aux coefficient",
 )  # fmt: skip
-"""Parts that add up over micro-batches and ranks; medians are weighted with the number of tokens they are of."""
+"""Parts of the scales that are summed over micro-batches and ranks; medians are weighted with their number of
+tokens.
+"""
 TOPS = ("largest coefficient", "largest screen", "largest advantage")
-"""Parts of which the largest of a rank's micro-batches counts; of several ranks their mean."""
+"""Parts of the scales of which the largest over a rank's micro-batches counts; over several ranks their mean."""
 
 
 def measured(one: LossPass) -> Tensor:
-    """Parts of the scales of a micro-batch, (SUMS + TOPS,), on its device. Nothing is waited for, no number drawn."""
+    """Return the parts of the scales of one micro-batch, (SUMS + TOPS,), on its device. Waits for nothing, draws no
+    number.
+    """
     on = one.tokens.mask.bool()
     a = torch.where(on, one.coefficient().detach().float().nan_to_num(0.0, 0.0, 0.0), 0.0)
     zero = torch.zeros((), device=a.device)
@@ -95,27 +100,28 @@ def _largest(values: Tensor) -> Tensor:
 
 
 def added_up(parts: Sequence[Sequence[float]]) -> list[float]:
-    """The parts of this rank, of those of its micro-batches."""
+    """Return the parts of the scales of this rank, combined from ``parts``, those of its micro-batches."""
     sums = [math.fsum(one[i] for one in parts) for i in range(len(SUMS))]
     tops = [max((one[i] for one in parts), default=0.0) for i in range(len(SUMS), len(SUMS) + len(TOPS))]
     return [*sums, *tops]
 
 
 Scales = Mapping[str, float]
-"""Scales of a step by name; what is not known is absent."""
+"""Scales of a step by name; scales that are not known are absent."""
 
 
 def scales_of(parts: Sequence[float], norm: float, *, ranks: int = 1, scale: float = 1.0) -> dict[str, float]:
-    """Scales of a step of the ``parts`` of all its ``ranks``, added up.
+    """Return the scales of a step from ``parts``, combined over its micro-batches and summed over its ``ranks``.
 
     ``norm`` is that of its gradient and ``scale`` the loss scale that coefficients still carry. Gradients are means
     over ranks, and so are the scales of coefficients.
 
-    - ``tokens``; ``norm``; ``norm per token``: norm * sqrt(tokens), as the trigger compares it;
+    - ``tokens``: their number; ``norm``; ``norm per token``: norm * sqrt(tokens), as the trigger compares it;
     - ``coefficient``, ``largest coefficient``: median and largest |dL/dlogp| of those that are not 0; ``summed
-      coefficients``; ``largest screen``: of |dL/dlogp| (1 - p);
-    - ``advantage``, ``largest advantage``: of |A|; ``ratio``: median |log-ratio| to the old policy, nats;
-    - ``entropy coefficient``, ``auxiliary coefficient``: summed sizes of dL/dentropy and dL/daux;
+      coefficients``; ``largest screen``: the largest |dL/dlogp| (1 - p);
+    - ``advantage``, ``largest advantage``: median and largest |A|; ``ratio``: median |log-ratio| to the old policy,
+      nats;
+    - ``entropy coefficient``, ``auxiliary coefficient``: summed |dL/dentropy| and |dL/daux|;
     - ``reach``: norm / summed coefficients, the gradient of a log-prob as far as tokens agree.
     """
     known = dict(zip((*SUMS, *TOPS), parts, strict=True))
@@ -146,21 +152,23 @@ class Usual:
     spread: float = 0.0
 
     def times(self, value: float) -> float:
-        """Factor between ``value`` and the usual size; Inf where only the usual is 0, 1 where both are."""
+        """Return the factor between ``value`` and the usual size; Inf if only the usual size is 0, 1 if both are."""
         if self.middle > 0:
             return abs(value) / self.middle
         return math.inf if value else 1.0
 
     def upper(self, factor: float, deviations: float = 3.0) -> float:
-        """Limit of what is usual: ``factor`` times the middle, or so many deviations where it scatters more."""
+        """Return the limit of usual values: ``factor`` times the median, or ``deviations`` standard deviations if that
+        is more.
+        """
         return self.middle * math.exp(max(math.log(factor), deviations * self.spread))
 
 
 class ScaleHistory(Stateful):
-    """Scales of the last steps that were no spikes. Equal on all ranks if they are given the same numbers.
+    """Scales of the last steps that were no spikes, equal on all ranks if they are given the same numbers.
 
-    Of the newest steps some tokens are kept as well (:func:`rlwatch.gradloc.loss_form.sample_of`), those of this rank:
-    they show how the loss weighed its terms.
+    Some tokens of the newest steps are kept as well (:func:`rlwatch.gradloc.loss_form.sample_of`), those of this rank:
+    they show how the loss weighted its terms. ``kept`` is the number of steps.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("_steps",)
@@ -170,7 +178,10 @@ class ScaleHistory(Stateful):
         self._samples: deque[tuple[int, np.ndarray]] = deque(maxlen=FORMS)
 
     def learn(self, step: int, scales: Scales, sample: np.ndarray | None = None) -> None:
-        """A step that was no spike; one that is lower than before (back to a checkpoint) forgets what lay after it."""
+        """Add the scales of ``step``, which was no spike, with a ``sample`` of its tokens.
+
+        A step that is lower than before (back to a checkpoint) removes the later ones.
+        """
         for rows in (self._steps, self._samples):
             while rows and rows[-1][0] > step:
                 rows.pop()
@@ -181,11 +192,11 @@ class ScaleHistory(Stateful):
 
     @property
     def samples(self) -> list[np.ndarray]:
-        """(n, COLUMNS) tokens of each of the newest steps."""
+        """Return the kept tokens (n, COLUMNS) of each of the newest steps."""
         return [sample for _, sample in self._samples]
 
     def usual(self) -> dict[str, Usual]:
-        """Usual size of each scale that :data:`HEALTHY` steps have had."""
+        """Return the usual size of each scale that at least :data:`HEALTHY` steps had."""
         every = [scales for _, scales in self._steps]
         names = dict.fromkeys(name for scales in every for name in scales)
         columns = {name: [abs(scales[name]) for scales in every if name in scales] for name in names}
@@ -193,7 +204,7 @@ class ScaleHistory(Stateful):
 
 
 def usual_of(values: Sequence[float]) -> Usual:
-    """Usual size of what had these ``values`` >= 0 (at least one)."""
+    """Return the usual size of a quantity that had these ``values`` >= 0 (at least one)."""
     positive = [math.log(value) for value in values if value > 0]
     return Usual(median(values), mad(positive) if positive else 0.0)
 
@@ -206,22 +217,27 @@ PUBLISHED = 640.0
 RELEASED = 100.0
 """Default of the same threshold in GradLoc's released code."""
 SILENT = 20.0
-"""Factor below the upper decile; smaller norms do not count for the level: batches whose groups mostly agree."""
+"""Factor below the upper decile under which norms do not count for the level: batches whose groups mostly agree."""
 EARLY = 8
-"""Rows from which there is a level while the run's own is still learnt: as many as the detector of spikes takes."""
+"""Number of rows from which a preliminary level exists while the run's own is learnt; the detector of spikes uses as
+many.
+"""
 EARLY_FACTOR = 6.0
-"""Factor over the upper decile that is a spike in any case: what the detector of spikes reports is localised."""
+"""Factor over the upper decile that is a spike in any case, so that every spike that the detector reports is
+localised.
+"""
 LASTING = 20
-"""Rows of which more than half must lie above the level for a new level to be adopted."""
+"""Number of rows of which more than half must be above the level for a new level to be adopted."""
 FIXED = "above the fixed threshold"
-"""Reason of a decision to look at a step that is within the run's own level, as far as that is known."""
+"""Reason of a decision to localise a step that is within the run's own level, as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerDecision:
-    """Decision to localise or not; ``threshold`` is in the unit of the step's norm, None where none was compared.
+    """Decision whether to localise a step. ``threshold`` is in the unit of the step's norm, None if none was compared.
 
-    ``reason`` explains why it fires, or why a norm far above those before cannot be judged yet; else empty.
+    ``reason`` explains why the step is localised, or why a norm far above earlier ones cannot be judged yet; else it is
+    empty.
     """
 
     fires: bool
@@ -230,28 +246,28 @@ class TriggerDecision:
 
 
 class Trigger(Stateful):
-    """Compares each step's gradient norm with the run's own level, per token.
+    """Detector of spikes, which compares each step's gradient norm with the run's own level, per token.
 
     If token gradients are independent noise, the norm of their mean over n tokens falls as 1 / sqrt(n) (the noise
     model of GradLoc, Tencent Hunyuan 2026). So ``norm * sqrt(n)`` estimates the norm of a single token's gradient,
-    whatever the batch, and the level is learnt from it: median and median absolute deviation of its logarithm.
-    Norms above the threshold stay out of the level until they are the rule; zero norms (no group with a signal) are
-    ignored. Plain arithmetic: ranks that are given the same numbers decide alike.
+    whatever the batch size, and the level is learnt from it: median and median absolute deviation of its logarithm.
+    Norms above the threshold do not enter the level until they are the rule; zero norms (no group with a signal) are
+    ignored. It is plain arithmetic: ranks that are given the same numbers decide alike.
 
     Parameters
     ----------
     factor
-        Least multiple of the level that is a spike, > 1; None: the fixed threshold only.
+        Smallest multiple of the level that is a spike, > 1; None: the fixed threshold only.
     deviations
-        Least distance from the level in (robust, log) standard deviations, for runs whose norms scatter widely.
+        Smallest distance from the level in (robust, log) standard deviations, for runs whose norms scatter widely.
     token_threshold
         Fixed threshold T for ``norm * sqrt(n)``, as published (:data:`PUBLISHED`, :data:`RELEASED`); None: none. It
         needs no warm-up.
     window
-        Rows the level is learnt of.
+        Number of steps from which the level is learnt.
     warm_up
-        Rows from which ``factor`` and ``deviations`` hold; from :data:`EARLY` rows on :data:`EARLY_FACTOR` times the
-        upper decile of those before is a spike.
+        Number of steps after which ``factor`` and ``deviations`` apply. From :data:`EARLY` steps on a norm of
+        :data:`EARLY_FACTOR` times the upper decile of earlier ones is a spike.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("_level", "_recent")
@@ -273,10 +289,10 @@ class Trigger(Stateful):
         self._recent: deque[tuple[int, float, bool]] = deque(maxlen=LASTING)
 
     def check(self, step: int, norm: float, tokens: int) -> TriggerDecision:
-        """Judge one optimizer step, then learn of it.
+        """Decide whether to localise one optimizer step, then learn from its norm.
 
-        Several optimizer steps may share a ``step``; a lower one than before (back to a checkpoint) forgets what lay
-        after it.
+        Several optimizer steps may share a ``step``. A lower step than before (back to a checkpoint) removes the later
+        ones.
 
         Parameters
         ----------
@@ -285,7 +301,7 @@ class Trigger(Stateful):
         norm
             Gradient norm of all ranks before clipping, without any loss scale.
         tokens
-            Response tokens of the step, all ranks and micro-batches.
+            Number of response tokens in the step, over all ranks and micro-batches.
         """
         self._forget_after(step)
         if not math.isfinite(norm):
@@ -362,16 +378,16 @@ class Trigger(Stateful):
 
 
 class LocalisationBudget(Stateful):
-    """Keeps the time spent on localisation below a share of the time spent on training.
+    """Time budget that keeps localisation below a share of the training time.
 
     ``spent <= share * (elapsed - spent) + allowance`` holds at any time if no localisation takes longer than was
-    estimated; what one takes beyond its estimate is a debt that later ones wait for. The clock is this process's own:
-    where several ranks localise together, one decides and sends the decision to the others.
+    estimated. Time beyond an estimate is a debt that later localisations wait for. The clock is this process's own: if
+    several ranks localise together, one decides and sends the decision to the others.
 
     Parameters
     ----------
     share
-        Of the training time, in [0, 1); 0.01 is 1 %.
+        Share of the training time that may be spent, in [0, 1); 0.01 is 1 %.
     allowance_s
         Seconds that may be spent before any training time has passed. The first localisation, and the first of a
         non-finite gradient, are granted beyond it if need be: the allowance grows by what they lack.
@@ -395,16 +411,20 @@ class LocalisationBudget(Stateful):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since training began, time spent on localisation among them."""
+        """Return the seconds since training began, including the time spent on localisation."""
         return self._clock.monotonic() - self._start
 
     @property
     def left_s(self) -> float:
-        """Seconds that may be spent now; negative while there is a debt."""
+        """Return the seconds that may be spent on localisation now; negative while there is a debt."""
         return self.share * max(0.0, self.elapsed_s - self.spent_s) + self.allowance_s - self.spent_s
 
     def may(self, estimate_s: float, *, non_finite: bool = False) -> bool:
-        """Grant or refuse a localisation that takes about ``estimate_s`` seconds; refusals are counted."""
+        """Return True if a localisation that takes about ``estimate_s`` seconds is within the budget; refusals are
+        counted.
+
+        The first localisation, and the first of a ``non_finite`` gradient, are always granted.
+        """
         due = self.granted == 0 or (non_finite and not self.traced)
         lacking = estimate_s - self.left_s
         if lacking > 0.0 and not due:
@@ -416,11 +436,11 @@ class LocalisationBudget(Stateful):
         return True
 
     def spent(self, seconds: float) -> None:
-        """Book what a localisation really took, once it is over."""
+        """Add the ``seconds`` that a localisation took, once it is over."""
         self.spent_s += max(0.0, seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; time goes on from here when they are loaded."""
+        """Return the state as plain numbers; when it is loaded, the elapsed time continues from there."""
         return {**super().state_dict(), "elapsed_s": self.elapsed_s}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""From contributions of tokens to the level to blame: token, stretch, response, prompt group, task, rank, batch.
+"""Decision which level of a spike is to blame: token, stretch, response, group, task, rank or batch.
 
-Contributions are rolled up, and each level is made of those below: a response is to blame where most of its tokens
-stand out, a prompt group where most of its responses do, and so on. So the level that is named explains the most with
-the least: one response in place of its four hundred tokens, and one token in place of the response it is in.
+Contributions are aggregated upwards. A response is to blame if most of its tokens are outliers, a prompt group if most
+of its responses are to blame, and so on. So the named level explains the most with the least: one response instead of
+its four hundred tokens, and one token instead of the response that contains it.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from rlwatch.stats import mad, median
 from rlwatch.wording import percent
 
 BEYOND = 1.5
-"""A token is an outlier if it is larger than this many times the largest of a healthy step (or 3 deviations of it)."""
+"""Multiple of the largest token of a healthy step (or 3 deviations of it) above which a token is an outlier."""
 FAR, DEVIATIONS = 6.0, 5.0
-"""Limits of a token if no healthy step is known: multiple, and log deviations, of most tokens of its own step."""
+"""Limits of a token if no healthy step is known: multiple of the median of its own step, and log deviations from it."""
 DOMINANT = 0.3
-"""A token that makes this part of the gradient norm is an outlier, whatever others do."""
+"""Share of the gradient norm above which a token is an outlier, whatever the sizes of others."""
 HALF = 0.5
-"""A response is to blame if this part of its tokens are outliers."""
+"""Share of its tokens that must be outliers for a response to be to blame."""
 MOST = 0.6
-"""A group, task, rank or batch is to blame where this part of its responses is."""
+"""Share of its responses that must be to blame for a group, task, rank or batch to be to blame."""
 NEARLY = 0.8
-"""A level is to blame if it holds this part of the size of all outliers."""
+"""Share of the total size of all outliers that a level must hold to be to blame."""
 FEW = 3
-"""Tokens that a stretch, or a response to blame, has at least."""
+"""Smallest number of tokens in a stretch, or in a response that is to blame."""
 MOST_UNITS = 8
-"""Units that a report lists; the others are one."""
+"""Largest number of units that a report lists; all others are combined."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Sizes beyond which a token is an outlier: of its coefficient, and of its screen |dL/dlogp| (1 - p).
+    """Sizes beyond which a token is an outlier: of its coefficient |dL/dlogp|, and of its screen |dL/dlogp| (1 - p).
 
     ``usual`` is the size of an ordinary coefficient.
     """
@@ -52,7 +52,11 @@ class TokenLimits:
 
     @classmethod
     def of(cls, hosts: Sequence[HostPass], scales: Mapping[str, Usual], world: World) -> TokenLimits:
-        """Learn limits from the run's healthy steps, or, if there are none, from the step itself. A collective."""
+        """Compute the limits from the run's healthy steps (``scales``), or, if there are none, from the step itself. A
+        collective.
+
+        ``hosts`` are the passes of this rank.
+        """
         pushed = [np.abs(a[a != 0]) for host in hosts if (a := coefficients(host)) is not None]
         sizes = np.concatenate(pushed) if pushed else np.zeros(0)
         surprise = [(-np.expm1(host.columns["logp"][host.mask])) for host in hosts]
@@ -72,29 +76,29 @@ class TokenLimits:
 
 
 def coefficients(host: HostPass) -> np.ndarray | None:
-    """(B, T) dL/dlogp, 0 outside the mask and where not finite; None where not known."""
+    """Return dL/dlogp (B, T) of one pass, 0 outside the mask and where it is not finite; None if not known."""
     column = host.columns.get("coefficient")
     return None if column is None else np.where(host.mask & np.isfinite(column), column, 0.0)
 
 
 def sizes_of(host: HostPass) -> np.ndarray:
-    """(B, T) each token's gradient at its logits, up to a factor of sqrt 2: the screen |dL/dlogp| (1 - p)."""
+    """Return the size (B, T) of each token's gradient at its logits, up to a factor of sqrt 2: |dL/dlogp| (1 - p)."""
     push = coefficients(host)
     surprise = np.where(host.mask, -np.expm1(np.minimum(host.columns["logp"], 0.0)), 0.0)
     return np.zeros(host.mask.shape) if push is None else np.abs(push) * np.nan_to_num(surprise)
 
 
-# One response, as plain numbers that travel between ranks.
+# One response, as plain numbers that are sent between ranks.
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseNorm:
-    """One response: its share of the norm, and how many of its tokens are outliers.
+    """One response of a step: its share of the gradient norm, and how many of its tokens are outliers.
 
-    ``up`` and ``down`` are the sums of positive and negative contributions, ``top`` the largest by size, all as shares
-    of the norm (0 where nothing was attributed). ``middle`` is the median size of its coefficients that are not 0, of
-    which there are ``pushed``; ``standing`` tokens are outliers, of ``stood`` of the ``size`` of all. ``runs``: (first,
-    last, tokens, size) of stretches of outliers.
+    ``up`` and ``down`` are the sums of positive and negative contributions, ``top`` the largest absolute one, all as
+    shares of the norm (0 if nothing was attributed). ``pushed`` is the number of its coefficients that are not 0,
+    ``middle`` their median size. ``standing`` is the number of outliers, ``stood`` their summed size, and ``size`` the
+    summed size of all tokens. ``runs`` lists stretches of outliers: (first, last, tokens, size).
     """
 
     rank: int
@@ -116,11 +120,11 @@ class ResponseNorm:
 
     @property
     def share(self) -> float:
-        """Part of the norm."""
+        """Return the response's share of the norm, signed."""
         return self.up + self.down
 
     def to_blame(self, limits: TokenLimits) -> bool:
-        """Return True if most of its tokens are outliers, not some of them."""
+        """Return True if the response as a whole is to blame: most of its tokens are outliers, not only some."""
         if self.pushed < FEW:  # a short answer is to blame if all its tokens are outliers
             return 0 < self.pushed == self.standing
         alike = self.up - self.down > 0 and self.top < HALF * (self.up - self.down)
@@ -129,7 +133,7 @@ class ResponseNorm:
 
 
 Standing = Sequence[np.ndarray]
-"""For each pass (B, T): which tokens stand out."""
+"""For each pass (B, T): True for outlying tokens."""
 
 
 def standing_out(
@@ -139,7 +143,10 @@ def standing_out(
     norm: float,
     limits: TokenLimits,
 ) -> list[np.ndarray]:
-    """Tokens of this rank that stand out: by their own size, or because they make a good part of the norm."""
+    """Return for each pass (B, T) which tokens of this rank are outliers: by their size, or by their share of the norm.
+
+    ``sizes`` and ``contributions`` are (B, T) of each pass; ``contributions`` may be empty.
+    """
     found = []
     for k, (host, size) in enumerate(zip(hosts, sizes, strict=True)):
         large = size > limits.screen
@@ -156,7 +163,10 @@ def rows_of(
     shares: Sequence[np.ndarray],
     world: World,
 ) -> list[ResponseNorm]:
-    """Responses of all ranks that have tokens; ``shares`` (B, T) of the norm for each pass. A collective."""
+    """Return the responses of all ranks that have tokens. A collective.
+
+    ``sizes``, ``standing`` (True for outliers) and ``shares`` of the norm are (B, T) for each pass of this rank.
+    """
     here = [
         _row(host, row, size[row], outlying[row], share[row])
         for host, size, outlying, share in zip(hosts, sizes, standing, shares, strict=True)
@@ -192,10 +202,10 @@ def _runs(places: np.ndarray, size: np.ndarray) -> list[tuple[int, int, int, flo
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The level to blame, its ``units``, and the ``rows`` that they are made of, of ``every`` row.
+    """The level that is to blame, its ``units``, and the ``rows`` (responses) in them, out of ``every`` response.
 
-    ``statement`` describes it. :attr:`BlameLevel.BATCH` with no rows: there are no outliers. There are no units
-    where no contributions are known.
+    ``statement`` describes it. :attr:`BlameLevel.BATCH` without rows means that there are no outliers. There are no
+    units if no contributions are known.
     """
 
     verdict: BlameLevel
@@ -206,12 +216,15 @@ class Blame:
 
     @property
     def whole(self) -> bool:
-        """True where responses are to blame as a whole, not some of their tokens."""
+        """Return True if responses are to blame as a whole, not some of their tokens."""
         return bool(self.rows) and self.verdict not in {BlameLevel.TOKEN, BlameLevel.STRETCH}
 
 
 def blame(rows: Sequence[ResponseNorm], limits: TokenLimits, *, ranks: int = 1) -> Blame:
-    """Level that explains the most with the least. Plain arithmetic: ranks given the same rows agree."""
+    """Return the level that explains the most with the least, for the responses ``rows``.
+
+    ``ranks`` is the number of ranks. It is plain arithmetic: ranks that are given the same rows agree.
+    """
     guilty = [row for row in rows if row.to_blame(limits)]
     loose = sum(row.stood for row in rows if row not in guilty)
     whole = sum(row.size for row in guilty)

@@ -1,8 +1,8 @@
-"""A token's own gradient, exactly: a backward pass of that token alone.
+"""Exact gradients of single tokens, each by a backward pass of that token alone.
 
 A token's contribution is its share of the step's norm; its own gradient norm is measured for the token alone. Own
-gradients rank the tokens, and single out what cancels in the sum. They are taken of a few candidates: the largest by
-contribution, and the largest by the screen, which finds those whose gradient is nearly orthogonal to the step's.
+gradients rank the tokens, and show tokens that cancel in the sum. They are computed for a few candidates: the largest
+by contribution, and the largest by the screen, which finds tokens whose gradient is nearly orthogonal to the step's.
 
 Measured against brute force (ratio, KL and advantage outliers, 1 to 20 of them): the union of the top 2k of both has a
 recall of .87 to 1, contributions alone of .65 to 1.
@@ -35,27 +35,27 @@ def verify(
     world: World | None = None,
     notes: list[str] | None = None,
 ) -> dict[TokenAt, OwnGradient]:
-    """Compute each token's own gradient: of a_t logp_t + e_t H_t with respect to the parameters that train.
+    """Compute each token's own gradient: that of a_t logp_t + e_t H_t with respect to the trained parameters.
 
-    Takes one forward for each sequence with candidates and one backward for each token; with sharded parameters one
-    forward for each token, because all ranks run along. Where dropout drew random numbers, one more forward of the
-    micro-batch. Sequences that do not run alone as they ran together take passes of the whole micro-batch. It needs
-    the memory of one sequence's activations and of one more set of gradients. What training holds stays as it is, bit
-    for bit. A token that could not be verified is absent. With sharded parameters a rank that runs out of memory
-    cannot report so: the others wait for it in the collective.
+    It takes one forward pass for each sequence with candidates and one backward pass for each token. With sharded
+    parameters it takes one forward pass for each token, because all ranks take part. If dropout drew random numbers, it
+    takes one more forward pass of the micro-batch. Sequences that do not run alone as they ran together take passes of
+    the whole micro-batch. It needs the memory of one sequence's activations and of one more set of gradients. The
+    training state is unchanged, bit for bit. A token that could not be verified is absent from the result. With sharded
+    parameters a rank that runs out of memory cannot report it: the others wait for it in the collective.
 
     Parameters
     ----------
     model
-        The module itself, not DDP's wrapping of it; the passes' forwards must run the same.
+        The module itself, not DDP's wrapper; the passes' forwards must run the same module.
     passes
-        This rank's passes.
+        This rank's loss passes.
     tokens
-        Tokens of all ranks: a collective, every rank passes the same and gets the same answer.
+        Tokens of all ranks. A collective: every rank passes the same tokens and gets the same result.
     world
         The ranks; by default this one alone.
     notes
-        Gets a sentence for each reason why tokens could not be verified, or not alone.
+        List that receives a sentence for each reason why tokens could not be verified, or not alone.
     """
     verifier = _Verifier(model, passes, tokens, world or Alone())
     with beside_training(model):
@@ -64,14 +64,16 @@ def verify(
 
 
 LEAST = 0.02
-"""Part of the worst token's own gradient below which a token is not worth a backward pass."""
+"""Share of the worst token's own gradient below which a token is not worth a backward pass."""
 MARGIN = 1.5
-"""The screen is right up to a factor: it leaves out sqrt(2), and how far a token's gradient reaches down the layers."""
+"""Factor of uncertainty of the screen: it neglects sqrt(2), and how far a token's gradient reaches down the layers."""
 FIRST_ROUND = 8
-"""Candidates verified before it is asked for the first time which of the others are worth it."""
+"""Number of candidates that are verified before the others are first selected by what is known then."""
 EFFORT = 12_288
-"""Tokens that backward passes of candidates run over in all, or those of the step if it has more. So verification
-costs about two ordinary steps where a step has 4 000 tokens, and less than one from 12 000 on."""
+"""Total number of tokens that the candidates' backward passes may run over, or that of the step if it is larger.
+
+So verification costs about two ordinary steps if a step has 4 000 tokens, and less than one from 12 000 on.
+"""
 
 
 def verify_worthwhile(
@@ -83,11 +85,11 @@ def verify_worthwhile(
     world: World | None = None,
     notes: list[str] | None = None,
 ) -> dict[TokenAt, OwnGradient]:
-    """Verify of ``tokens`` those that may matter, the likeliest first, for no more than :data:`EFFORT`.
+    """Compute the own gradients of those ``tokens`` that may matter, the likeliest first, within :data:`EFFORT`.
 
-    After each round the screen of the others is compared with the own gradients that are known by then: a token whose
-    own gradient would be below :data:`LEAST` of the worst is left. ``contributions`` (B, T) are those of this rank's
-    passes, where they are known; all else as of :func:`verify`.
+    After each round the screens of the remaining tokens are compared with the own gradients known by then. A token
+    whose own gradient would be below :data:`LEAST` of the worst is skipped. ``contributions`` (B, T) are those of this
+    rank's passes, if they are known. The other arguments and the result are those of :func:`verify`.
     """
     world = world or Alone()
     verifier = _Verifier(model, passes, tokens, world)
@@ -113,21 +115,22 @@ def union_candidates(
     *,
     world: World | None = None,
 ) -> list[TokenAt]:
-    """The top 2k tokens by absolute contribution, and then those of the top 2k by the screen that are not among them.
+    """Return the top 2k tokens by absolute contribution, then those of the top 2k by the screen that are not among
+    them.
 
-    Over all passes of all ranks (a collective), inside the mask, each largest first; among equals the first in the
-    batch. NaN counts as the largest. 2k to 4k tokens, fewer where there are fewer.
+    All passes of all ranks count (a collective), inside the mask, the largest first; of equal tokens the first in the
+    batch. NaN counts as the largest. The result has 2k to 4k tokens, fewer if there are fewer.
 
     Parameters
     ----------
     passes
-        This rank's.
+        This rank's loss passes.
     contributions, screens
-        (B, T) of each pass; either may be empty, then only the other counts.
+        (B, T) of each pass; if one is empty, only the other counts.
     k
-        Culprits wanted.
+        Number of culprits wanted.
     world
-        The ranks; default: this one alone.
+        The ranks; by default this one alone.
     """
     world = world or Alone()
     rankings = [top_tokens(passes, values, 2 * k, world=world) for values in (contributions, screens)]
@@ -137,9 +140,10 @@ def union_candidates(
 def top_tokens(
     passes: RecordedPasses, values: Sequence[Tensor], n: int, *, world: World | None = None
 ) -> list[TokenAt]:
-    """The ``n`` tokens of all ranks with the largest ``values`` (B, T) of each pass by size; see above for ties.
+    """Return the ``n`` tokens of all ranks with the largest absolute ``values``, (B, T) of each pass. A collective.
 
-    A rank without ``values``, because it has none or no passes, takes part all the same.
+    Of equal tokens the first in the batch counts. NaN counts as the largest. A rank without ``values``, because it has
+    none or no passes, takes part as well.
     """
     world = world or Alone()
     every = torch.cat([_local_top(passes, values, n), torch.full((n, 4), -1.0, dtype=torch.float64, device="cpu")])[:n]
@@ -179,7 +183,7 @@ class _Hints:
     def of(
         cls, passes: RecordedPasses, wanted: Sequence[TokenAt], contributions: Sequence[Tensor], world: World
     ) -> Self:
-        """A collective."""
+        """Collect the sizes of all candidates over the ranks. A collective."""
         table = torch.zeros(len(wanted) + 1, 2, dtype=torch.float64, device="cpu")
         table[-1, 0] = sum(rows * positions for rows, positions in (one.shape for one in passes.all))
         for i, at in enumerate(wanted):
@@ -192,7 +196,7 @@ class _Hints:
         return cls(sizes[0], sizes[1], int(table[-1, 0]) // world.size)
 
     def first(self) -> list[int]:
-        """All candidates: the first of either ranking first."""
+        """Return all candidates, the first of either ranking first."""
         place = [0] * len(self.screens)
         for values in (self.contributions, self.screens):
             for rank, i in enumerate(sorted(range(len(values)), key=lambda i: -values[i])):
@@ -224,10 +228,10 @@ class _Verifier:
     def __init__(self, model: nn.Module, passes: RecordedPasses, tokens: Sequence[TokenAt], world: World) -> None:
         self.wanted = list(dict.fromkeys(tokens))
         self.spent = 0.0
-        """Positions that backward passes ran over, on the rank that ran over the most."""
+        """Number of positions that backward passes ran over, on the rank with the most."""
         self.most = math.inf
         self.left = 0
-        """Candidates that :attr:`most` left no passes for."""
+        """Number of candidates for which :attr:`most` left no passes."""
         self.why: list[str] = []
         self._passes = passes
         self._world = world
@@ -242,7 +246,7 @@ class _Verifier:
             )  # the passes meet in training's own group: no rank may be missing there
 
     def run(self, chosen: Sequence[int]) -> None:
-        """Verify these of the candidates. A collective."""
+        """Verify the candidates ``chosen``. A collective."""
         chosen = list(chosen)
         here = torch.zeros_like(self._table)
         for job in self._jobs(chosen):
@@ -257,11 +261,11 @@ class _Verifier:
         self.spent = max(float(each) for each in spent)
 
     def norms(self) -> dict[int, float]:
-        """Norm of each candidate that is verified by now."""
+        """Return the norm of each candidate that is verified by now."""
         return {i: float(row[1:].sum()) ** 0.5 for i, row in enumerate(self._table) if row[0] >= 1}
 
     def found(self, notes: list[str] | None) -> dict[TokenAt, OwnGradient]:
-        """The answer; ``notes`` gets why it is not whole."""
+        """Return the own gradients; ``notes`` receives the reasons why some are missing."""
         missing = sum(bool(self._table[i, 0] < 1) for i in self._asked)
         if self.left:
             self.why.append(
@@ -332,9 +336,11 @@ class _Verifier:
 
 
 ALIKE, ALIKE_SHARE = 1e-5, 0.05
-"""Mean distance of a sequence's log-probs alone and among others: nats, and as a share of how far log-probs lie apart.
-Kernels of other shapes round otherwise, in bfloat16 to a per cent of that; other random numbers, another sequence or a
-pass that mixes sequences (packing, batch statistics) are further away."""
+"""Largest mean difference between a sequence's log-probs alone and among others: nats, and share of their spread.
+
+Kernels of other shapes round differently, in bfloat16 by a per cent of the spread. Other random numbers, another
+sequence or a pass that mixes sequences (packing, batch statistics) cause larger differences.
+"""
 
 
 def _check_same(one: LossPass, row: int, outputs: Outputs) -> None:
@@ -386,23 +392,25 @@ def _many(count: int) -> str:
     return "1 token" if count == 1 else f"{count} tokens"
 
 
-# A first look at every token that needs no further pass: how large its gradient is at the last layer.
+# A first estimate for every token that needs no further pass: the size of its gradient at the last layer.
 
 
 def score_norm(logp: Tensor) -> Tensor:
-    """Lower bound ``1 - p(y)`` of ``||onehot - p||``, the norm of d logp / d logits, in the shape of ``logp`` (nats).
+    """Return ``1 - p(y)``, a lower bound of ``||onehot - p||``, the norm of d logp / d logits, in the shape of ``logp``
+    (nats).
 
     The norm is sqrt(1 - 2 p(y) + sum p^2) = sqrt((1 - p(y))^2 + sum over the other tokens of p^2). Those squares need
-    the whole vocabulary, which is gone by then; they lie between 0 and (1 - p(y))^2, so the true norm lies in
-    [1 - p(y), sqrt(2) (1 - p(y))]: near enough to rank candidates.
+    the whole vocabulary, which is no longer in memory. They lie between 0 and (1 - p(y))^2, so that the true norm lies
+    in [1 - p(y), sqrt(2) (1 - p(y))]: accurate enough to rank candidates.
     """
     return -torch.expm1(logp)
 
 
 def screen(one: LossPass) -> Tensor:
-    """``|a| ||onehot - p||`` (B, T): each token's gradient with respect to its logits, as :func:`score_norm` has it.
+    """Return ``|a| (1 - p)`` (B, T): an estimate of each token's gradient with respect to its logits, see
+    :func:`score_norm`.
 
-    It finds tokens whose own gradient is large, also where it is nearly orthogonal to that of the step. An entropy
-    bonus is not in it. NaN and Inf of a coefficient stay.
+    It finds tokens whose own gradient is large, also if it is nearly orthogonal to that of the step. An entropy bonus
+    is not included. NaN and Inf of a coefficient are kept.
     """
     return one.coefficient().abs() * score_norm(one.tokens.logp)
