@@ -1,12 +1,12 @@
-"""Clipping gradients layer by layer: the cure where one layer spikes and a global clip would starve the others.
+"""Layer-wise clipping of gradients: the cure if one layer's gradient spikes and a global clip would shrink all layers.
 
 >>> from rlwatch.clipping import LayerClip  # or rlwatch.LayerClip
 
 Tencent Hunyuan published that clipping each layer by a threshold of its own, adapted to that layer's statistics,
 stabilises training where clipping of tokens and of sequences does not (LayerClip, 2026). The exact rule, its statistic,
-window and defaults are not public, so nothing here is that rule. What is here: a robust rule of our own
-(:class:`LayerMedian`), the published neighbours under their names (:class:`AdaGC`, :class:`AGGC`, :class:`ZClip`),
-constant thresholds (:class:`LayerMaxNorm`), and a protocol for more (:class:`ClipRule`).
+window and defaults are not public, so no class of this package implements that rule. The package contains a robust rule
+designed for rlwatch (:class:`LayerMedian`), related published rules under their names (:class:`AdaGC`, :class:`AGGC`,
+:class:`ZClip`), constant thresholds (:class:`LayerMaxNorm`), and the protocol of further rules (:class:`ClipRule`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layer-wise clipping of the gradients a model holds."""
+"""Layer-wise clipping of the gradients that a model holds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rlwatch.tensors.transfer import meeting_place
 
 KEEP, ZERO = "keep", "zero"
 TAP = "layers to clip"
-"""Name of the tap in a failure's line."""
+"""Name of this measurement in the message about a failure."""
 
 
 class LayerClip:
-    """Clips every layer by a threshold of its own: call it in place of ``clip_grad_norm_``.
+    """Layer-wise clipping, to be called in place of ``clip_grad_norm_``: each layer has its own threshold.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 2)
@@ -34,18 +34,19 @@ class LayerClip:
     >>> float(clip().total) > 0
     True
 
-    Gradients are scaled in place; where the rule scales none, they come out bit-identical. Nothing waits for the
-    device, no random number is drawn, and the same gradients and state give the same result. Under DDP call it after
-    the last backward of the step, on every rank; likewise with FSDP2, whose ranks then exchange one number for each
-    parameter tensor. With a float16 loss scale call it after ``scaler.unscale_(optimizer)``.
+    Gradients are scaled in place; those that the rule does not scale stay bit-identical. A call does not wait for the
+    device and draws no random numbers, and equal gradients and states give equal results. With DDP or FSDP2, call it on
+    every rank after the last backward pass of the step; with FSDP2 the ranks then exchange one number for each
+    parameter tensor. With a float16 loss scale, call it after ``scaler.unscale_(optimizer)``.
 
-    A gradient that is not finite has no length to clip to. With ``nonfinite="keep"`` such a step is left to the loop's
-    own guard (a loss scaler, a skipped step): no gradient is touched, the rule sees nothing of it, it is counted.
-    With ``"zero"`` the gradients of the layers concerned are set to zero, and the others treated as in any step.
+    A gradient that is not finite has no norm that could be clipped. With ``nonfinite="keep"``, a step with such a
+    gradient is left to the training loop (a loss scaler, a skipped step): no gradient and no state of the rule changes,
+    and the step is counted. With ``"zero"``, the gradients of the layers concerned are set to zero, and the other
+    layers are clipped as in any step.
 
-    Where it fails in the middle of training (a rule that raises, a device without memory), it is warned of, no layer is
-    scaled and the global clip to ``max_norm`` is done by torch; after the third failure always so. With several ranks
-    the error is raised: ranks that clip differently would drift apart unseen.
+    If a call fails during training (the rule raises, the device has no memory left), it warns, scales no layer, and
+    torch clips the global norm to ``max_norm``; after the third failure, all calls do that. With several ranks the
+    error is raised instead, because ranks that clip differently would silently get different weights.
 
     Parameters
     ----------
@@ -56,17 +57,18 @@ class LayerClip:
         A :class:`~rlwatch.clipping.rules.ClipRule`, or the name of one: ``"layer-median"``, ``"adagc"``, ``"aggc"``,
         ``"zclip"``, ``"max-norm"``.
     by
-        What is clipped as one: ``"layer"``, ``"tensor"``, ``"module"`` or ``"all"``; by default what the rule wants.
+        Unit that is clipped: ``"layer"``, ``"tensor"``, ``"module"`` or ``"all"``; by default that of the rule.
     max_norm
-        Of a global clip after the layers' (what remains of all of them together is at most this); None: none.
+        Largest global norm after the layers were clipped; a larger one is clipped to it. If None, there is no global
+        clip.
     nonfinite
-        ``"keep"`` or ``"zero"``.
+        Treatment of gradients that are not finite, ``"keep"`` or ``"zero"``.
 
     Raises
     ------
     ConfigError
-        If an argument is not what it should be, or the weights lie flattened in one piece (FSDP1)
-        or Megatron holds the gradients.
+        If an argument is not valid, if the weights are flattened in one piece (FSDP1), or if Megatron holds the
+        gradients.
     """
 
     def __init__(
@@ -95,13 +97,13 @@ class LayerClip:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups that are clipped together, in model order."""
+        """Names of the groups that are clipped together, in the order of the model."""
         return self._layout.groups
 
     def clip(self, before: Callable[[Tensor], object] | None = None) -> Clipped:
-        """Clip the gradients that the model holds now; once a step, before the optimizer's.
+        """Clip the gradients that the model holds, once before each step of the optimizer, and return the result.
 
-        ``before``, if given, is called with their norm (0-d) while they are still as they came.
+        ``before``, if given, is called with the global norm (0-d) before any gradient is changed.
         """
         if not self.seam.works(TAP):
             return self._together()
@@ -118,7 +120,7 @@ class LayerClip:
 
     @torch.no_grad()
     def by_layer(self, before: Callable[[Tensor], object] | None = None) -> Clipped:
-        """:meth:`clip`, but what fails is raised; then no gradient was changed."""
+        """Clip as :meth:`clip` does, but raise every error; then no gradient was changed."""
         parameters = self._layout.parameters(self.model)
         norms = gradient_norms(parameters)
         held = [norm for norm in norms if norm is not None]
@@ -136,7 +138,7 @@ class LayerClip:
 
     @torch.no_grad()
     def _together(self) -> Clipped:
-        """The global clip alone, as torch does it."""
+        """Clip the global norm only, with torch, and return the result."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if self.max_norm is None:
             held = [torch.linalg.vector_norm(cast("Tensor", parameter.grad).float()) for parameter in parameters]
@@ -147,11 +149,11 @@ class LayerClip:
         return Clipped((), total, none, none, torch.ones_like(total))
 
     def counts(self) -> dict[str, int]:
-        """Steps so far: all, those with a layer scaled down, those with a non-finite gradient. Waits for the device."""
+        """Return the numbers of steps: all, with a layer scaled down, with a non-finite gradient. Waits for the GPU."""
         return {name: int(count) for name, count in self._counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the rule and counts, on the CPU: training resumed with it goes on as if it had never stopped."""
+        """Return the state of the rule and the counts, on the CPU. With them, a resumed run continues identically."""
         return {
             "rule": type(self.rule).__name__,
             "by": str(self.by),
@@ -166,7 +168,7 @@ class LayerClip:
         Raises
         ------
         ConfigError
-            If it is of another rule, other layers or another window; then nothing is changed.
+            If the state is of another rule, other layers or another window; then nothing is changed.
         """
         for name, expected in (("rule", type(self.rule).__name__), ("by", str(self.by)), ("groups", list(self.groups))):
             if state.get(name) != expected:
@@ -189,18 +191,18 @@ class LayerClip:
         return torch.where(finite, scales, 0.0) if self._zero else scales
 
     def _coefficient(self, total: Tensor, before: Tensor, scales: Tensor) -> Tensor:
-        """Coefficient of the global clip, as ``clip_grad_norm_`` has it; 1 where the total is not finite."""
+        """Return the coefficient of the global clip, as in ``clip_grad_norm_``; 1 where the total is not finite."""
         if self.max_norm is None:
             return torch.ones_like(total)
-        # The norm that the layers' clips leave, from their norms: gradients are not read a second time. Where no layer
-        # was scaled it is the total itself, so that the step is bit for bit the one of clip_grad_norm_; 1e-6 is torch's
-        # too.
+        # The global norm after the layers were clipped, computed from the layers' norms: gradients are not read a
+        # second time. If no layer was scaled, it is the total itself, so that the step is that of clip_grad_norm_, bit
+        # for bit; 1e-6 is torch's constant too.
         left = torch.where(scales == 0, 0.0, before * scales).square().sum().sqrt()
         left = torch.where((scales == 1).all(), total, left)
         return torch.where(left.isfinite(), (self.max_norm / (left + 1e-6)).clamp(max=1.0), 1.0)
 
     def _apply(self, parameters: list[Parameter], clipped: Clipped) -> None:
-        """Allocate all memory before any gradient changes, so that all gradients are scaled, or none."""
+        """Scale all gradients or, if memory is short, none: all memory is allocated before the first is changed."""
         factors = (clipped.scales * clipped.coefficient).unbind()
         finite = clipped.before.isfinite()
         ready = [
@@ -247,21 +249,23 @@ def _choice(nonfinite: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """One step's gradients, before and after. Tensors on the device, float32 (L groups): nothing here was waited for.
+    """Norms of one step's gradients before and after clipping, as float32 tensors on the device, for L groups.
+
+    To compute them did not wait for the device.
 
     Parameters
     ----------
     groups
-        Names of the L groups (layers, unless clipped by something else). None where clipping them failed: then only
-        the global clip, if one was asked for, was done.
+        Names of the L groups (layers, unless ``by`` is another unit). Empty if layer-wise clipping failed: then only
+        the global norm was clipped, if ``max_norm`` was given.
     total
-        0-d L2 norm of all gradients before clipping: what ``clip_grad_norm_`` returns.
+        0-d L2 norm of all gradients before clipping, which ``clip_grad_norm_`` would return.
     before
         (L,) norms before clipping; 0 where there is no gradient.
     scales
-        (L,) factors the rule chose; 1 where it chose none.
+        (L,) factors of the rule; 1 where the rule had none.
     coefficient
-        0-d factor of the global clip that came after it; 1 where there was none.
+        0-d factor of the global clip after the layers'; 1 where there was no global clip.
     """
 
     groups: tuple[str, ...]
@@ -272,7 +276,7 @@ class Clipped:
 
     @property
     def after(self) -> Tensor:
-        """(L,) norms after clipping; NaN or Inf where they were that before and were left so."""
+        """(L,) norms after clipping; NaN or Inf where the norm was that before and was kept."""
         return torch.where(self.scales == 0, 0.0, self.before * self.scales * self.coefficient)
 
     @property
@@ -282,7 +286,7 @@ class Clipped:
 
     @property
     def scale_min(self) -> Tensor:
-        """0-d smallest factor of the rule, in [0, 1]: 1 where it scaled none down."""
+        """0-d smallest factor of the rule, in [0, 1]; 1 where the rule scaled no group down."""
         return self.scales.min().clamp(max=1.0) if self.groups else torch.ones_like(self.total)
 
     @property
@@ -291,7 +295,7 @@ class Clipped:
         return (~self.before.isfinite()).sum()
 
     def metrics(self) -> dict[str, Tensor]:
-        """Metrics for ``watcher.step(step, **clipped.metrics())``: canonical names, 0-d tensors."""
+        """Return canonical metrics as 0-d tensors, for ``watcher.step(step, **clipped.metrics())``."""
         if not self.groups:
             return {"optim/grad_norm": self.total}
         return {
@@ -301,7 +305,7 @@ class Clipped:
         }
 
     def stats(self) -> Stats:
-        """Metrics without the norm, as statistics of a step; every rank has the same."""
+        """Return the metrics without the norm, as statistics of a step; they are the same on every rank."""
         one = torch.ones_like(self.total)
         return {name: Latest.of(x, one) for name, x in self.metrics().items() if name != "optim/grad_norm"}
 
@@ -311,10 +315,10 @@ class Clipped:
 
 @dataclass(slots=True)
 class LayerLayout:
-    """L groups and the P parameters in them.
+    """Assignment of the P parameters of a model to L groups.
 
-    ``group_of`` (P) names the group of each parameter in model order; ``members`` (L, most members of a group) are the
-    places of each group's parameters, filled up with P.
+    ``group_of`` (P) names the group of each parameter in the order of the model. ``members`` (L, size of the largest
+    group) are the places of each group's parameters, padded with P.
     """
 
     by: By
@@ -324,7 +328,7 @@ class LayerLayout:
 
     @classmethod
     def of(cls, model: nn.Module, by: By) -> LayerLayout:
-        """Assign the model's parameters, with frozen ones, to groups. Raises ``ConfigError`` if that is impossible."""
+        """Return the layout of a model's parameters, frozen ones included. Raises ``ConfigError`` if there is none."""
         named = list(model.named_parameters())
         if not named:
             raise ConfigError("the model has no parameters to clip the gradients of")
@@ -343,21 +347,21 @@ class LayerLayout:
         return cls(by, groups, group_of, torch.tensor(filled, device="cpu"))
 
     def parameters(self, model: nn.Module) -> list[Parameter]:
-        """Parameters of the model, in order. Raises ``ConfigError`` if they are others than at the beginning."""
+        """Return the model's parameters in order. Raises ``ConfigError`` if they are no longer those of the layout."""
         named = list(model.named_parameters())
         if [GROUP_OF[self.by](name) for name, _ in named] != self.group_of:
             raise ConfigError("the model has other parameters than when LayerClip was made; add adapters before that")
         return [parameter for _, parameter in named]
 
     def norms(self, norms: list[Tensor | None], device: torch.device) -> Tensor:
-        """(L,) norms of the groups, of the P norms of the gradients; 0 where there is none."""
+        """Return the (L,) norms of the groups from the P norms of the gradients; 0 where there is no gradient."""
         zero = torch.zeros((), device=device)
         squares = torch.stack([*(zero if norm is None else norm for norm in norms), zero]).square()
         self.members = self.members.to(device)
         return squares[self.members].sum(1).sqrt()
 
     def gradients(self, parameters: list[Parameter]) -> dict[tuple[int, torch.device], list[Tensor]]:
-        """Parts of the gradients on this rank, by group and device."""
+        """Return the local parts of the gradients on this rank, by group and device."""
         row_of = {group: row for row, group in enumerate(self.groups)}
         parts: dict[tuple[int, torch.device], list[Tensor]] = {}
         for group, parameter in zip(self.group_of, parameters, strict=True):
@@ -367,15 +371,15 @@ class LayerLayout:
         return parts
 
 
-# Norms of whole gradients, also where this rank holds a shard of each.
+# Norms of whole gradients, also where each rank holds only a shard.
 #
-# Gradients of plain data parallelism are the same on all ranks and need nothing. Of a DTensor (FSDP2, tensor
-# parallelism) the squares of the shards are summed over the mesh dimensions it is sharded on, and over no others: a
-# sum over replicas (HSDP) would count them twice.
+# With plain data parallelism, the gradients are equal on all ranks and need no exchange. For a DTensor (FSDP2, tensor
+# parallelism) the squares of the shards are summed over the mesh dimensions that it is sharded on, and over no others:
+# a sum over replicas (HSDP) would count them twice.
 
 
 def local_gradient(parameter: Parameter) -> Tensor | None:
-    """Return the part of a gradient on this rank, to be changed in place; None if there is none."""
+    """Return the part of a gradient on this rank, to be changed in place; None if there is no gradient."""
     grad: Any = parameter.grad
     if grad is None:
         return None
@@ -384,10 +388,11 @@ def local_gradient(parameter: Parameter) -> Tensor | None:
 
 
 def gradient_norms(parameters: Sequence[Parameter]) -> list[Tensor | None]:
-    """L2 norm of each parameter's whole gradient, 0-d float32 on one device; None where there is no gradient.
+    """Return the L2 norm of each parameter's whole gradient, 0-d float32 on one device; None without a gradient.
 
-    Accumulated in float32 whatever the gradients' type. With DTensors a collective: every rank passes the same
-    parameters. What still waits to be summed over ranks is summed for this, and left as it is.
+    Norms are accumulated in float32, in whatever type the gradients are. With DTensors this is a collective: all ranks
+    pass the same parameters. Partial gradients, which are still to be summed over the ranks, are summed for the norm
+    only, and not changed.
     """
     pieces = [_reduced(parameter) for parameter in parameters]
     held = [piece for piece in pieces if piece is not None]
@@ -409,7 +414,7 @@ def _reduced(parameter: Parameter) -> Tensor | None:
 
 
 def _sum_shards(parameters: Sequence[Parameter], norms: list[Tensor | None], device: torch.device) -> None:
-    """Replace norms of shards by those of whole gradients: one all-reduce for each mesh dimension."""
+    """Replace the norms of shards by norms of whole gradients, with one all-reduce for each mesh dimension."""
     meshes: dict[Any, list[int]] = {}
     for i, parameter in enumerate(parameters):
         if dimensions := _dimensions(parameter):
@@ -425,6 +430,6 @@ def _sum_shards(parameters: Sequence[Parameter], norms: list[Tensor | None], dev
 
 
 def _dimensions(parameter: Parameter) -> tuple[int, ...]:
-    """Mesh dimensions that a parameter with a gradient to come is sharded on."""
+    """Return the mesh dimensions over which a parameter that requires a gradient is sharded."""
     placements = getattr(parameter, "placements", ()) if parameter.requires_grad else ()
     return tuple(i for i, placement in enumerate(placements) if placement.is_shard())

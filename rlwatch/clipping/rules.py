@@ -1,4 +1,7 @@
-"""Rules of clipping: norms of groups of gradients in, factors out, and a state of tensors that is handed back."""
+"""Rules of clipping, which compute from the norms of groups of gradients the factors to scale them by.
+
+A rule keeps no state in itself: it takes its state as tensors and returns the next one.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from rlwatch.stats import GAUSSIAN
 from rlwatch.tensors.gradnorm import layer_of, plain_name
 
 State = Mapping[str, Tensor]
-"""Memory of a rule: tensors on the device, by name. A rule never changes one in place."""
+"""Memory of a rule: tensors on the device, by name. A rule never changes them in place."""
 
 
 class ClipRule(Protocol):
-    """Rule for the factor by which each group of gradients (a layer, a tensor...) is scaled.
+    """Rule for the factors by which groups of gradients (layers, tensors...) are scaled.
 
-    A rule is settings and arithmetic: deterministic, without random numbers, and without asking the device for a
-    number (no ``.item()``, no ``if`` on a tensor). All it remembers it takes as ``state`` and returns anew, so that a
-    checkpoint of the state is a checkpoint of the rule.
+    A rule consists of settings and arithmetic. It is deterministic, draws no random numbers, and never reads a number
+    from the device (no ``.item()``, no ``if`` on a tensor). It takes all its memory as ``state`` and returns the next
+    state, so that a checkpoint of the state is a checkpoint of the rule.
     """
 
     @property
@@ -34,21 +37,21 @@ class ClipRule(Protocol):
         ...
 
     def start(self, like: Tensor) -> State:
-        """The state before anything was seen; ``like`` (L,) has the shape, type and device of the norms to come."""
+        """Return the state before the first step. ``like`` (L,) has the shape, type and device of all later norms."""
         ...
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """Factors for the gradients of this step, and the state after it.
+        """Return the factors for the gradients of this step, and the state after the step.
 
         Parameters
         ----------
         norms
             (L,) L2 norms before clipping, all finite and > 0; 1 where not ``seen``.
         seen
-            (L,) bool: the groups that have a finite gradient other than zero. The others (frozen, experts that got
-            no token, NaN) must leave the state as it was; their factors are ignored.
+            (L,) bool, True for the groups with a finite gradient other than zero. The other groups (frozen, experts
+            without a token, NaN) must leave the state unchanged, and their factors are ignored.
         state
-            What :meth:`start` or the last call returned.
+            State that :meth:`start` or the last call returned.
         """
         ...
 
@@ -75,21 +78,21 @@ _INNER = re.compile(
 
 
 class By(StrEnum):
-    """Units that are clipped as one."""
+    """Units of parameters whose gradients are clipped together."""
 
     LAYER = "layer"
-    """A transformer block; each module outside of the blocks by itself. Adapters go with their layer."""
+    """A transformer block; each module outside of the blocks by itself. Adapters belong to their layer."""
     TENSOR = "tensor"
-    """Every parameter tensor by itself."""
+    """Each parameter tensor by itself."""
     MODULE = "module"
     """All modules of one kind (``q_proj``, ``down_proj``...), across the layers."""
     ALL = "all"
-    """Everything: a global norm."""
+    """All parameters together: a global norm."""
 
 
 @lru_cache(maxsize=8192)
 def module_type_of(name: str) -> str:
-    """The kind of module a parameter belongs to, adapters with the module they adapt.
+    """Return the kind of module that a parameter belongs to. Adapters belong to the module that they adapt.
 
     >>> module_type_of("model.layers.3.self_attn.q_proj.lora_A.default.weight")
     'q_proj'
@@ -113,35 +116,36 @@ GROUP_OF: Mapping[By, Callable[[str], str]] = {
     By.MODULE: module_type_of,
     By.ALL: _everything,
 }
-"""Parameter name -> name of its group."""
+"""Function from a parameter's name to the name of its group, for each unit."""
 
 
-# Our own rule: a layer's norm against the median and the median absolute deviation of its last norms.
+# The rule designed for rlwatch: it compares a layer's norm with the median and the median absolute deviation of the
+# layer's last norms.
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMedian:
-    """Clip a layer to exp(m + k max(s, floor)), of the logarithms of its last ``window`` norms before clipping.
+    """Rule that clips a layer's norm to exp(m + k max(s, floor)), from the logarithms of its last ``window`` norms.
 
-    m is their median, s = 1.4826 times their median absolute deviation: up to half of the window may be spikes and
-    neither moves much. Norms are multiplicative, hence the logarithm. The norm of this step does not judge itself. A
-    level that really changed is learnt once it fills half of the window; an average fed with clipped norms (AdaGC,
-    AGGC) may never learn it.
+    The norms are those before clipping, without this step's. m is the median of their logarithms, and s is 1.4826 times
+    their median absolute deviation: neither changes much while less than half of the window are spikes. Logarithms are
+    used because norms vary by factors. A lasting change of the level is followed once it fills half of the window; a
+    rule that averages clipped norms (AdaGC, AGGC) may never follow it.
 
-    Not published elsewhere, and not the rule of Tencent's LayerClip, which is not public.
+    The rule is not published elsewhere, and is not the rule of Tencent's LayerClip, which is not public.
 
     Parameters
     ----------
     k
-        Deviations from the median that are left alone, > 0.
+        Number of deviations from the median up to which nothing is clipped, > 0.
     floor
-        Least spread, nats, > 0: a layer with constant norms may still vary by a factor of exp(k floor).
+        Smallest value of s, nats, > 0: with it, a layer with constant norms may still vary by a factor of exp(k floor).
     window
-        Norms remembered of each layer, >= 2.
+        Number of norms that are kept of each layer, >= 2.
     warmup
-        Norms of a layer before it is clipped, from 2 to ``window``.
+        Number of norms of a layer before it is clipped, from 2 to ``window``.
     by
-        What is clipped as one.
+        Unit that is clipped.
     """
 
     k: float = 4.0
@@ -156,12 +160,12 @@ class LayerMedian:
             raise ConfigError(f"LayerMedian: need 2 <= warmup <= window, got {self.warmup} and {self.window}")
 
     def start(self, like: Tensor) -> State:
-        """An empty window, (window, L): NaN where there is no norm yet. ``at`` (L,) is the row to fill next."""
+        """Return an empty window (window, L): NaN where there is no norm yet. ``at`` (L,) is the next row to fill."""
         rows = like.new_full((self.window, *like.shape), float("nan"))
         return {"logs": rows, "at": torch.zeros_like(like, dtype=torch.int64)}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """Factors and the next state, see :class:`ClipRule`."""
+        """Return the factors and the next state, as :meth:`ClipRule.scales` describes."""
         logs, at = state["logs"], state["at"]
         # Judged by the window as it was before this step: a spike must not raise its own limit.
         now = norms.log()
@@ -178,9 +182,9 @@ class LayerMedian:
 
 
 def median(rows: Tensor) -> Tensor:
-    """Median of each column of (W, L), without its NaN; NaN where a column has nothing else.
+    """Return the median of each column of (W, L), ignoring NaN. The result is NaN where a column has only NaN.
 
-    By sorting: ``torch.nanmedian`` has no deterministic form on every device.
+    The rows are sorted for it, because ``torch.nanmedian`` is not deterministic on all devices.
     """
     ordered = rows.sort(0).values  # NaN comes last
     count = (~rows.isnan()).sum(0, keepdim=True)
@@ -189,31 +193,31 @@ def median(rows: Tensor) -> Tensor:
     return ((low + high) / 2).squeeze(0)
 
 
-# AdaGC: each tensor's norm against a moving average of its own clipped norms.
+# AdaGC compares each tensor's norm with a moving average of the tensor's clipped norms.
 
 
 @dataclass(frozen=True, slots=True)
 class AdaGC:
     """Adaptive gradient clipping per tensor (arXiv 2502.11034, algorithm 1).
 
-    For step t < ``warmup``, with the global norm ||g||: h = min(absolute / ||g||, 1) for all, and
-    gamma_i = min(gamma_i, ||h g_i||). After: h_i = min(relative gamma_i / ||g_i||, 1), and
+    In steps t < ``warmup``, with the global norm ||g||: h = min(absolute / ||g||, 1) for all tensors, and
+    gamma_i = min(gamma_i, ||h g_i||). In later steps: h_i = min(relative gamma_i / ||g_i||, 1), and
     gamma_i = beta gamma_i + (1 - beta) ||h_i g_i||.
 
-    Because the average is fed with what was clipped, it can grow by (1 - beta)(relative - 1) = 0.1 % a step at most: a
-    tensor whose first gradients are tiny (the A of a LoRA adapter) stays clipped for long. A tensor first seen after
-    the warm-up begins with that norm (the paper has no such tensors).
+    Because the average is of clipped norms, it can grow by (1 - beta)(relative - 1) = 0.1 % a step at most: a tensor
+    whose first gradients are tiny (the A of a LoRA adapter) stays clipped for long. The average of a tensor whose first
+    gradient comes after the warm-up begins with the norm of that gradient (the paper has no such tensors).
 
     Parameters
     ----------
     relative, absolute
-        lambda_rel and lambda_abs.
+        lambda_rel and lambda_abs of the paper.
     beta
-        Of the average, in [0, 1).
+        Decay of the average per step, in [0, 1).
     warmup
-        Steps in which the global norm rules, >= 0.
+        Number of steps in which the global norm is clipped instead, >= 0.
     by
-        What is clipped as one; published: each tensor.
+        Unit that is clipped; in the paper, each tensor.
     """
 
     relative: float = 1.05
@@ -227,55 +231,56 @@ class AdaGC:
         within_one("AdaGC", beta=self.beta)
 
     def start(self, like: Tensor) -> State:
-        """State without an average yet (infinite) and without steps."""
+        """Return a state without averages (they are infinite) and without steps."""
         return {"gamma": torch.full_like(like, float("inf")), "steps": like.new_zeros((), dtype=torch.int64)}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """Factors and the next state, see :class:`ClipRule`."""
+        """Return the factors and the next state, as :meth:`ClipRule.scales` describes."""
         gamma, steps = state["gamma"], state["steps"]
-        # Norms of groups make the global norm of the paper's warm-up; no gradient is read again.
+        # The global norm of the paper's warm-up follows from the norms of the groups, without reading gradients again.
         total = torch.where(seen, norms, 0.0).square().sum().sqrt()
         warming = steps < self.warmup
         scales = torch.where(warming, self.absolute / total, self.relative * gamma / norms).clamp(max=1.0)
-        # gamma is fed with the clipped norm, as published: that is what bounds its growth to 0.1 % a step.
+        # gamma is updated with the clipped norm, as published, which limits its growth to 0.1 % a step.
         clipped = scales * norms
         average = torch.where(gamma.isinf(), clipped, self.beta * gamma + (1 - self.beta) * clipped)
         updated = torch.where(warming, torch.minimum(gamma, clipped), average)
         return scales, {"gamma": torch.where(seen, updated, gamma), "steps": steps + seen.any()}
 
 
-# AGGC: the norm of all modules of one kind against an interval around its moving average.
+# AGGC compares the norm of all modules of one kind with an interval around the norm's moving average.
 
 
 @dataclass(frozen=True, slots=True)
 class AGGC:
     """Adaptive group-wise gradient clipping (arXiv 2601.11864; settings named after ZhiyuanLi218/AGGC).
 
-    With E_j the moving average of the norms of group j after clipping, a norm above ``high`` E_j is clipped to it; one
-    below ``low`` E_j is raised to it, if ``low`` is given. Both multipliers go linearly to their late values, between
-    ``switch`` and ``switch + ramp`` of ``total_steps``. Then E_j = beta E_j + (1 - beta) norm after clipping.
+    E_j is the moving average of the norms of group j after clipping. A norm above ``high`` E_j is clipped to that
+    value, and a norm below ``low`` E_j is raised to that value, if ``low`` is given. Both multipliers change linearly
+    to their late values, between ``switch`` and ``switch + ramp`` of ``total_steps``. After each step, E_j = beta E_j +
+    (1 - beta) (norm after clipping).
 
-    Two things to know. With ``high`` = 1, the default of the released code, the average can only fall; its script for
-    verl uses high 0.7, high_late 0.999, low 0.98, beta 0.99, switch 0.6, most_up 1.1, most_down 0.9. And that code
-    starts the average at 0, so that the second step is clipped to (1 - beta) of the first; here it starts at the first
-    norm.
+    With ``high`` = 1, the default of the released code, the average can only fall. The script for verl of that code
+    uses high 0.7, high_late 0.999, low 0.98, beta 0.99, switch 0.6, most_up 1.1, most_down 0.9. The released code
+    starts the average at 0, so that the second step is clipped to (1 - beta) of the first; this class starts it at the
+    first norm.
 
     Parameters
     ----------
     high, low
-        Multipliers of the average; ``low`` None: small norms are left alone.
+        Multipliers of the average. If ``low`` is None, small norms are not raised.
     high_late, low_late
-        Their late values; None: as before.
+        Late values of the multipliers. If None, the multipliers do not change.
     total_steps
-        Length of training, in steps; needed where there is a late value.
+        Length of the training, in steps; required with a late value.
     switch, ramp
-        When the multipliers change, as shares of the training.
+        Start and duration of the change of the multipliers, as shares of the training.
     most_up, most_down
-        Bounds of the factor: the largest, and the smallest (for clipping at most so far); None: none.
+        Largest and smallest factor that is applied. If None, the factor has no such limit.
     beta
-        Of the average, in [0, 1).
+        Decay of the average per step, in [0, 1).
     by
-        What is clipped as one; published: all modules of one kind.
+        Unit that is clipped; in the paper, all modules of one kind.
     """
 
     high: float = 1.0
@@ -298,14 +303,14 @@ class AGGC:
             raise ConfigError("AGGC: high_late and low_late need total_steps, the length of training")
 
     def start(self, like: Tensor) -> State:
-        """State without an average yet (infinite) and without steps."""
+        """Return a state without averages (they are infinite) and without steps."""
         return {"average": torch.full_like(like, float("inf")), "steps": like.new_zeros((), dtype=torch.int64)}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """Factors and the next state, see :class:`ClipRule`."""
+        """Return the factors and the next state, as :meth:`ClipRule.scales` describes."""
         average, steps = state["average"], state["steps"]
-        # An unknown average is infinite: the first norm of a group becomes it, and is not clipped (the released code
-        # begins at 0 and clips the second step to 2 % of the first).
+        # An average that is not known yet is infinite: the first norm of a group becomes its average, and is not
+        # clipped (the released code begins at 0 and clips the second step to 2 % of the first).
         known = average.isfinite()
         base = torch.where(known, average, norms)
         late = self._lateness(steps)
@@ -317,7 +322,7 @@ class AGGC:
         return scales, {"average": torch.where(seen, updated, average), "steps": steps + seen.any()}
 
     def _lateness(self, steps: Tensor) -> Tensor:
-        """0 before the switch, 1 after the ramp, 0-d."""
+        """Return the progress from the early to the late multipliers, 0-d: 0 before the switch, 1 after the ramp."""
         if self.total_steps is None:
             return torch.zeros_like(steps, dtype=torch.float32)
         return ((steps / self.total_steps - self.switch) / self.ramp).clamp(0.0, 1.0)
@@ -327,36 +332,36 @@ def _between(early: float, late: float | None, lateness: Tensor) -> Tensor:
     return early + ((early if late is None else late) - early) * lateness
 
 
-# ZClip: a norm that is an outlier by its z-score is clipped towards the mean.
+# ZClip clips a norm that is an outlier by its z-score towards the mean.
 
 EPSILON = 1e-6
-"""Added to the standard deviation, as in the released code."""
+"""Number added to the standard deviation, as in the released code."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZClip:
     """Clipping by z-score (arXiv 2504.02507; defaults of bluorion-com/ZClip, mode ``zscore``, adaptive scaling).
 
-    z = (n - mu) / (sigma + 1e-6). Where z > ``threshold`` the norm n is clipped to mu + threshold sigma / (z /
-    threshold), the further out the closer to the mean. Mean and variance are those of the first ``warmup`` norms, which
-    are not clipped; then mu = alpha mu + (1 - alpha) n' and variance = alpha variance + (1 - alpha)(n' - mu)^2 with the
-    clipped norm n' and the new mu.
+    z = (n - mu) / (sigma + 1e-6). Where z > ``threshold``, the norm n is clipped to mu + threshold sigma / (z /
+    threshold): the larger z, the closer to the mean. Mean and variance are those of the first ``warmup`` norms, which
+    are not clipped. Later steps update them with the clipped norm n': mu = alpha mu + (1 - alpha) n', and with the new
+    mu, variance = alpha variance + (1 - alpha)(n' - mu)^2.
 
-    Mean and variance are no robust statistics: a spike within the warm-up widens what is allowed for about
-    1 / (1 - alpha) steps.
+    Mean and variance are not robust: a spike within the warm-up raises the limit for about 1 / (1 - alpha) steps.
 
     Parameters
     ----------
     threshold
-        Of z.
+        Value of z above which a norm is clipped.
     alpha
-        Of the averages, in [0, 1).
+        Decay of the averages per step, in [0, 1).
     warmup
-        Norms of a group before it is clipped, >= 1.
+        Number of norms of a group before it is clipped, >= 1.
     feed_spikes
-        Whether a clipped norm enters the averages (the released code: yes, unless ``skip_update_on_spike``).
+        True to update the averages with clipped norms too, as the released code does unless ``skip_update_on_spike`` is
+        set.
     by
-        What is clipped as one; published: everything (``By.ALL``).
+        Unit that is clipped; in the paper, all gradients together (``By.ALL``).
     """
 
     threshold: float = 2.5
@@ -370,18 +375,18 @@ class ZClip:
         within_one("ZClip", alpha=self.alpha)
 
     def start(self, like: Tensor) -> State:
-        """State with nothing counted."""
+        """Return a state with no norms counted."""
         zeros = torch.zeros_like(like)
         return {"mean": zeros, "variance": zeros.clone(), "count": zeros.to(torch.int64)}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """Factors and the next state, see :class:`ClipRule`."""
+        """Return the factors and the next state, as :meth:`ClipRule.scales` describes."""
         mean, variance, count = state["mean"], state["variance"], state["count"]
         sigma = variance.sqrt()
         z = (norms - mean) / (sigma + EPSILON)
         spiked = (count >= self.warmup) & (z > self.threshold)
-        # mu + threshold sigma / (z / threshold): at z = threshold it is the threshold itself, and it falls towards mu
-        # with z, so that the worst spike is trusted least. (mu = 1, sigma = 0.1, n = 2: z = 10, limit 1.0625.)
+        # The limit mu + threshold sigma / (z / threshold) is mu + threshold sigma at z = threshold, and falls towards
+        # mu as z grows, so that the largest spike is clipped most. (mu = 1, sigma = 0.1, n = 2: z = 10, limit 1.0625.)
         limit = mean + self.threshold**2 * sigma / torch.where(spiked, z, 1.0)
         clipped = torch.where(spiked, limit, norms)
         new_mean, new_variance = self._averages(clipped, state)
@@ -393,7 +398,7 @@ class ZClip:
         }
 
     def _averages(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """Plain mean and (population) variance while the warm-up lasts, moving ones after it."""
+        """Return the next mean and variance: plain (of the population) during the warm-up, moving ones after it."""
         mean, variance, count = state["mean"], state["variance"], state["count"]
         # Welford's update while warming: keep = n / (n + 1) makes the moving form the plain mean and variance.
         keep = torch.where(count < self.warmup, count.to(x) / (count.to(x) + 1), self.alpha)
@@ -408,17 +413,17 @@ class ZClip:
 
 @dataclass(frozen=True, slots=True)
 class LayerMaxNorm:
-    """Clip each layer's norm to a constant: min(1, c / ||g_l||).
+    """Rule that clips each layer's norm to a constant, with the factor min(1, c / ||g_l||).
 
     Parameters
     ----------
     each
         c, the same for all layers.
     total
-        Instead of ``each``: c = total / sqrt(L) for the L layers that have a gradient, so that the norm of all is at
-        most ``total``. By default 1.
+        Alternative to ``each``: c = total / sqrt(L) for the L layers that have a gradient, so that the norm of all
+        layers together is at most ``total``. Without either, ``total`` is 1.
     by
-        What is clipped as one.
+        Unit that is clipped.
 
     Raises
     ------
@@ -440,14 +445,14 @@ class LayerMaxNorm:
         return {}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """Factors and the next state, see :class:`ClipRule`."""
+        """Return the factors and the unchanged state, as :meth:`ClipRule.scales` describes."""
         if self.each is not None:
             return (self.each / norms).clamp(max=1.0), state
         layers = seen.sum().clamp(min=1).to(norms)
         return ((self.total or 1.0) / layers.sqrt() / norms).clamp(max=1.0), state
 
 
-# The rules that go by a name, and the trial of any rule before it is used.
+# The rules that can be chosen by name, and the trial of a rule before it is used.
 
 RULES: Mapping[str, Callable[[], ClipRule]] = {
     "layer-median": LayerMedian,
@@ -456,11 +461,11 @@ RULES: Mapping[str, Callable[[], ClipRule]] = {
     "zclip": ZClip,
     "max-norm": LayerMaxNorm,
 }
-"""By name, with their default settings."""
+"""Rules with their default settings, by name."""
 
 
 def rule_of(rule: str | ClipRule) -> ClipRule:
-    """The rule itself, or the one of that name with its default settings. Raises ``ConfigError``."""
+    """Return the rule of a name, with its default settings, or the rule itself if it is one. Raises ``ConfigError``."""
     if isinstance(rule, str):
         if rule not in RULES:
             raise ConfigError(f"unknown rule of clipping {rule!r}; known: {', '.join(RULES)}")
@@ -471,9 +476,10 @@ def rule_of(rule: str | ClipRule) -> ClipRule:
 
 
 def first_state(rule: ClipRule, groups: int) -> State:
-    """The state a rule starts with, after it was tried once: one that cannot work fails here, not in training.
+    """Return the first state of a rule, after a trial of the rule, so that a faulty rule fails before training.
 
-    Raises ``ConfigError`` if it returns something else than factors for ``groups`` groups and a state of one shape.
+    Raises ``ConfigError`` if the rule does not return factors for ``groups`` groups, or returns a state of another
+    shape than its first.
     """
     like = torch.ones(groups, device="cpu")
     scales, after = rule.scales(like, torch.ones(groups, dtype=torch.bool, device="cpu"), rule.start(like))

@@ -1,4 +1,4 @@
-"""Leaving out the optimizer's step on a batch whose gradient one token makes, or is not finite."""
+"""Skipping of the optimizer's step on a batch whose gradient is not finite, or comes mostly from one token."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from rlwatch.gradloc.report import Localisation
 
 
 def skip_step(of: nn.Module | Optimizer | Iterable[Parameter]) -> None:
-    """Let the optimizer's next step change nothing: no gradient is left.
+    """Remove the gradients, so that the optimizer's next step changes nothing.
 
-    A gradient of zero would not do: momentum and weight decay go on with it, and Adam counts the step. With None,
-    optimizers of torch leave parameter and state alone, bit for bit. A learning-rate schedule still advances. With a
-    float16 loss scale call it after ``scaler.unscale_(optimizer)`` (or a trainer's clip): a scaler refuses to step
-    with no gradient before. On several ranks every rank must skip, or none.
+    Zero gradients would not do: with those, momentum and weight decay still change the weights, and Adam counts the
+    step. With gradients of None, optimizers of torch leave parameter and state unchanged, bit for bit. A learning-rate
+    schedule still advances. With a float16 loss scale, call this function after ``scaler.unscale_(optimizer)`` (or a
+    trainer's clip): before that, a scaler raises an error if there is no gradient. With several ranks, either all ranks
+    must skip or none.
     """
     for parameter in _parameters(of):
         parameter.grad = None
@@ -37,7 +38,7 @@ def _parameters(of: nn.Module | Optimizer | Iterable[Parameter]) -> Iterable[Par
 
 @dataclass(frozen=True, slots=True)
 class SkipDecision:
-    """Decision to skip or not, and the reason."""
+    """Decision of :class:`SkipOnSpike` on one step, with the reason as text."""
 
     skip: bool
     reason: str
@@ -45,26 +46,26 @@ class SkipDecision:
 
 @dataclass(slots=True)
 class SkipOnSpike:
-    """Decides from a localisation whether to skip the step; the same localisations give the same decisions.
+    """Policy that decides from a localisation whether to skip the step. Equal localisations give equal decisions.
 
     >>> from rlwatch.gradloc.report import Localisation
     >>> SkipOnSpike().decide(Localisation(norm=float("nan")), step=7)
     SkipDecision(skip=True, reason='the gradient norm is nan')
 
-    A step whose gradient is not finite is always skipped: taking it would destroy the weights. One with a culprit that
-    holds more than ``share`` of the norm is skipped unless ``most`` of the last ``within`` steps were skipped for that
-    reason already: a run whose every batch looks guilty has another trouble, and must not stand still unnoticed. A
-    spike that was not localised, or that no single token holds, is never skipped.
+    A step whose gradient is not finite is always skipped: it would destroy the weights. A step with a culprit token
+    that makes up more than ``share`` of the norm is skipped, unless ``most`` of the last ``within`` steps were already
+    skipped for that reason: a run with a culprit in every batch has another problem, and skipping all of its steps
+    would hide that. A spike that was not localised, or that comes from no single token, is never skipped.
 
     Parameters
     ----------
     share
-        Of the gradient norm (contribution / norm, size), in (0, 1].
+        Share of the gradient norm above which a token is a culprit: the size of contribution / norm, in (0, 1].
     most, within
-        At most ``most`` >= 1 culprit batches skipped in any ``within`` steps.
+        Limit: at most ``most`` >= 1 batches with a culprit are skipped in any ``within`` steps.
     skipped
-        How many steps were skipped, by reason: ``"non-finite"``, ``"culprit"``; and ``"refused"``, how many were not
-        because of the limit.
+        Number of skipped steps by reason, ``"non-finite"`` and ``"culprit"``; under ``"refused"``, the number of steps
+        that were not skipped because of the limit.
     """
 
     share: float = 0.5
@@ -80,7 +81,7 @@ class SkipOnSpike:
             raise ConfigError(f"SkipOnSpike: need 1 <= most <= within, got {self.most} and {self.within}")
 
     def decide(self, localisation: Localisation, step: int) -> SkipDecision:
-        """Decide for or against skipping ``step``; call it once for each localised step, in order."""
+        """Decide whether to skip ``step``, and return the decision. Call it once for each localised step, in order."""
         if not math.isfinite(localisation.norm):
             return self._skip("non-finite", f"the gradient norm is {localisation.norm}")
         shares = [abs(culprit.share) for culprit in localisation.culprits if culprit.share is not None]
@@ -99,7 +100,7 @@ class SkipOnSpike:
         return SkipDecision(skip=True, reason=reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Decisions so far, as JSON."""
+        """Return the counts and the steps skipped last, as JSON values, for a checkpoint."""
         return {"recent": list(self._recent), "skipped": dict(self.skipped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
