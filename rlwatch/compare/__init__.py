@@ -1,4 +1,4 @@
-"""Comparison of runs: the metric that diverged first, with its evidence, and the settings in which runs differ.
+"""Compare runs: the metric that diverged first, with its evidence, and the settings in which runs differ.
 
 One run, usually the one that crashed, is compared with each of the others. Metrics have their canonical names, so that
 runs of different trainers can be compared; steps that a later attempt repeated are left out. Seeds of one configuration
@@ -74,12 +74,12 @@ __all__ = [
 ]
 
 ROWS_TO_DATE = 24
-"""Rows below which the absence of a divergence proves nothing: with fewer rows only large differences show."""
+"""With fewer rows, the absence of a divergence proves nothing, as only large differences show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of two runs.
+    """Result of comparing two runs.
 
     Attributes
     ----------
@@ -118,12 +118,12 @@ class Comparison:
 
     @property
     def first(self) -> Divergence | None:
-        """The first divergence that lasts; None if there is none."""
+        """First divergence that lasts; None if there is none."""
         return next((one for one in self.partings if not one.apart_from_start and one.until is None), None)
 
     @property
     def answer(self) -> str:
-        """The metric that diverged first, in a sentence, or that none did."""
+        """Result in a sentence: the metric that diverged first, or that none did."""
         if self.problem:
             return f"{self.problem}."
         if not self.compared:
@@ -159,7 +159,7 @@ class Comparison:
 
 
 def compare(left: ComparedRun, right: ComparedRun, axis: Axis = Axis.STEP) -> Comparison:
-    """Compare one run with another, row by row along ``axis``."""
+    """Compare the metrics of two runs row by row along ``axis``, and return the divergences."""
     mine, yours = judged_metrics(left), judged_metrics(right)
     both = [name for name in mine if name in set(yours)]
     empty = Comparison(

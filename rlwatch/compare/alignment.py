@@ -1,4 +1,4 @@
-"""Compared runs, and the place of their rows on an axis: step, tokens, time, or distance to the crash."""
+"""Hold compared runs, and place their rows on an axis: step, tokens, time, or distance to the crash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlwatch.wording import THIN, duration, number, step
 TOKENS = "tokens/total"
 HOUR_S = 3600.0
 READ_AT_ONCE = 8
-"""Metrics whose whole series are in memory at a time."""
+"""Number of metrics whose whole series are in memory at a time."""
 
 
 class Axis(StrEnum):
@@ -31,7 +31,7 @@ class Axis(StrEnum):
     CRASH = "crash"
 
     def place(self, at: float) -> str:
-        r"""A place on the axis, in words.
+        r"""Return a place ``at`` on the axis in words; seconds for time.
 
         >>> Axis.STEP.place(1710), Axis.TIME.place(5400), Axis.TOKENS.place(2.5e6), Axis.CRASH.place(-20)
         ('step 1\u202f710', '1.5\u202fh', '2.5e+06 tokens', '20 steps before the crash')
@@ -47,7 +47,7 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """A run that is compared, from a store or a log.
+    """A run that is compared with others, from a store or a log.
 
     Attributes
     ----------
@@ -72,14 +72,17 @@ class ComparedRun:
     crash: int | None = None
 
     def series(self, metrics: Iterable[str]) -> dict[str, Series]:
-        """Return series by canonical name, without metrics that the run lacks."""
+        """Return canonical name -> series, without metrics that the run lacks."""
         held = {metric: self.names[metric] for metric in metrics if metric in self.names}
         read = self.read(sorted(set(held.values()))) if held else {}
         return {metric: read[name] for metric, name in held.items()}
 
 
 def names_of(recorded: Iterable[str], source: str) -> dict[str, str]:
-    """Return canonical name -> recorded name; unknown names map to themselves."""
+    """Return canonical name -> recorded name of a run's metrics; unknown names map to themselves.
+
+    ``source``: the run's trainer.
+    """
     every = sorted(recorded)
     canonical = canonicalise(dict.fromkeys(every, 0.0), source)[1]
     read = set(canonical.values())
@@ -87,7 +90,7 @@ def names_of(recorded: Iterable[str], source: str) -> dict[str, str]:
 
 
 def subject_of_run(store: Store, run: RunInfo) -> ComparedRun:
-    """Return a run of a store for comparison."""
+    """Return a run of a store, prepared for comparison; its series are read from the store when they are needed."""
     return ComparedRun(
         name=run.name or run.run_id,
         source=run.source,
@@ -100,14 +103,17 @@ def subject_of_run(store: Store, run: RunInfo) -> ComparedRun:
 
 
 def held(store: Store, run: RunInfo) -> ComparedRun:
-    """Return a run of a store for comparison, in memory, so that the store may be closed."""
+    """Return a run of a store, prepared for comparison, with its series in memory, so that the store may be closed."""
     one = subject_of_run(store, run)
     whole, moments = store.series(run.run_id, sorted(set(one.names.values()))), store.moments(run.run_id)
     return replace(one, read=lambda names: {name: whole[name] for name in names}, moments=lambda: moments)
 
 
 def crash_step(store: Store, run: RunInfo) -> int | None:
-    """Return the step of failure in the run's verdict, else the last step if the process crashed; None if neither."""
+    """Return the step at which a run failed; None if it did not.
+
+    It is the step of failure in the run's verdict, else the last step if the process crashed.
+    """
     verdict = stored_verdict(store, run)
     if verdict.at is not None and verdict.urgency is Severity.CRITICAL:
         return verdict.at
@@ -117,7 +123,7 @@ def crash_step(store: Store, run: RunInfo) -> int | None:
 def subject_of_records(
     name: str, source: str, records: Sequence[StepRecord], config: Mapping[str, JSON], crash: int | None = None
 ) -> ComparedRun:
-    """Return a run of a log for comparison."""
+    """Return a run from a log, prepared for comparison. ``crash``: step at which it failed; None if it did not."""
     columns = _columns(records)
     return ComparedRun(
         name=name,
@@ -150,7 +156,7 @@ def _series(name: str, records: Sequence[StepRecord], values: Sequence[float]) -
 
 
 def attempt_starts(series: Iterable[Series]) -> dict[int, int]:
-    """First step of every attempt, over all ``series`` of a run."""
+    """Return attempt -> its first step, over all ``series`` of a run."""
     starts: dict[int, int] = {}
     for one in series:
         left = np.ones(len(one.attempts), dtype=bool)
@@ -164,7 +170,9 @@ def attempt_starts(series: Iterable[Series]) -> dict[int, int]:
 
 
 def counts(one: Series, starts: Mapping[int, int]) -> np.ndarray:
-    """Mask (N,) of the rows that no later attempt replaced."""
+    """Return a mask (N,) of the rows of a series that no later attempt replaced. ``starts``: attempt -> its first
+    step.
+    """
     mask = np.ones(len(one.steps), dtype=bool)
     last = max(starts, default=0)
     for attempt in starts:
@@ -175,7 +183,10 @@ def counts(one: Series, starts: Mapping[int, int]) -> np.ndarray:
 
 
 def rows_that_count(one: Series, starts: Mapping[int, int]) -> MetricSeries:
-    """Return the rows that no later attempt replaced, by step, with the last value of each step."""
+    """Return the rows of a series that no later attempt replaced, by step, with the last value of each step.
+
+    ``starts``: attempt -> its first step.
+    """
     kept = counts(one, starts)
     steps, values = one.steps[kept][::-1], one.values[kept][::-1]  # newest first: of a step the first is kept
     distinct, first = np.unique(steps, return_index=True)
@@ -187,23 +198,24 @@ def rows_that_count(one: Series, starts: Mapping[int, int]) -> MetricSeries:
 
 @dataclass(frozen=True, slots=True)
 class Ruler:
-    """Map from ``steps`` (N,) to ``places`` (N,), linear in between."""
+    """Map from ``steps`` (N,) of a run to ``places`` (N,) on an axis, linear in between."""
 
     steps: Floats
     places: Floats
 
     def laid(self, rows: MetricSeries) -> MetricSeries:
-        """Return ``rows`` by place, without rows outside of the ruler."""
+        """Return rows, given by step, by place on the axis, without rows outside of the ruler."""
         inside = (rows.x >= self.steps[0]) & (rows.x <= self.steps[-1])
         places, first = np.unique(np.interp(rows.x[inside], self.steps, self.places), return_index=True)
         return MetricSeries(places, rows.values[inside][first])
 
 
 def ruler(subject: ComparedRun, axis: Axis, last: int, starts: Mapping[int, int]) -> Ruler | None:
-    """Return the ruler of a run whose last step is ``last``; None if it lacks the values that the axis needs.
+    """Return the map from a run's steps to places on ``axis``; None if the run lacks the values that the axis needs.
 
-    Seconds begin at the first record. The distance to the crash is in steps and negative before it; for a run that did
-    not crash, the distance to its end is used.
+    ``last``: last step of the run. ``starts``: attempt -> its first step. Seconds begin at the first record. The
+    distance to the crash is in steps and negative before it; for a run that did not crash, the distance to its end is
+    used.
     """
     if axis in (Axis.STEP, Axis.CRASH):
         shift = 0 if axis is Axis.STEP else last if subject.crash is None else subject.crash
@@ -234,7 +246,7 @@ def _per_step(subject: ComparedRun) -> bool:
 
 
 def judged_metrics(subject: ComparedRun) -> list[str]:
-    """Return the metrics of learning of a run, without clocks, counters, machines and single layers."""
+    """Return the metrics of learning of a run, without clocks, counters, machines and single layers, sorted."""
     return sorted(name for name in subject.names if _of_learning(name))
 
 
@@ -246,7 +258,11 @@ def _of_learning(metric: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A run along an axis; ``ruler`` is None if the run lacks the values that the axis needs."""
+    """A run that is placed along an axis (step, tokens, time or distance to the crash) for comparison.
+
+    ``starts``: attempt -> its first step. ``ruler`` maps steps to places on the axis; None if the run lacks the values
+    that the axis needs.
+    """
 
     subject: ComparedRun
     starts: Mapping[int, int]
@@ -254,14 +270,17 @@ class Side:
 
     @classmethod
     def of(cls, subject: ComparedRun, axis: Axis) -> Self:
-        """Read the length of the run, and make its ruler."""
+        """Place a run along ``axis``."""
         rows = subject.moments()
         starts = attempt_starts([rows])
         last = int(rows.steps.max()) if len(rows.steps) else 0
         return cls(subject, starts, ruler(subject, axis, last, starts) if len(rows.steps) else None)
 
     def rows(self, metrics: Sequence[str]) -> dict[str, MetricSeries]:
-        """Return the current rows of each metric by place, without metrics that the run lacks."""
+        """Return metric -> its current rows by place on the axis, without metrics that the run lacks.
+
+        Rows that a later attempt repeated are left out.
+        """
         if self.ruler is None:
             return {}
         return {

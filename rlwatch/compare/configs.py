@@ -1,4 +1,4 @@
-"""The settings in which runs differ."""
+"""Compare the settings (configurations) of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ABSENT = Absent()
 
 @dataclass(frozen=True, slots=True)
 class ConfigOption:
-    """An option of several configurations.
+    """An option that at least one of several configurations has.
 
     ``name`` is its path, joined by dots; ``values`` has one for each run, :data:`ABSENT` if the run lacks the option.
     """
@@ -32,19 +32,21 @@ class ConfigOption:
 
     @property
     def differs(self) -> bool:
-        """True unless all runs have the same value."""
+        """True unless all runs have the same value for the option."""
         return any(not _same(one, self.values[0]) for one in self.values[1:])
 
 
 def settings(configs: Sequence[Mapping[str, JSON]]) -> list[ConfigOption]:
-    """Return every option of any run by name, without secrets: two redacted values look the same."""
+    """Return every option that any of the ``configs`` has, by name, with secrets removed: redacted values look the
+    same.
+    """
     flat = [dict(_leaves(recordable(config))) for config in configs]
     names = sorted(set().union(*flat)) if flat else []
     return [ConfigOption(name, tuple(one.get(name, ABSENT) for one in flat)) for name in names]
 
 
 def config_diff(configs: Sequence[Mapping[str, JSON]]) -> list[ConfigOption]:
-    """Return the options in which any two of the runs differ, by name."""
+    """Return the options in which any two of the ``configs`` differ, by name, with secrets removed."""
     return [setting for setting in settings(configs) if setting.differs]
 
 

@@ -1,4 +1,4 @@
-"""Groups of runs: seeds of one configuration, by a tag, a setting or the name; and two groups compared."""
+"""Form groups of runs (seeds of one configuration) by a tag, a setting or the name, and compare two groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _OF_A_SEED = re.compile(r"(?:^|[._])(?:seed|data_seed|run_name|output_dir|loggin
 
 
 def group_of(run: RunInfo) -> str:
-    """Return the group of a run: its tag ``group:NAME``, else its setting ``group``, else its name without the seed.
+    """Return the name of a run's group: its tag ``group:NAME``, else its setting ``group``, else its name without the
+    seed.
 
     >>> group_of(RunInfo("r1", name="math-7b-s3")), group_of(RunInfo("r2", name="x-1", tags=("group:A",)))
     ('math-7b', 'A')
@@ -73,14 +74,14 @@ def runs_of_group(runs: Sequence[RunInfo], name: str) -> list[RunInfo]:
 
 @dataclass(frozen=True, slots=True)
 class SeedGroup:
-    """Runs of one configuration under a name."""
+    """Runs with one configuration and different seeds, under a name."""
 
     name: str
     runs: tuple[ComparedRun, ...]
 
     @property
     def mixed(self) -> list[ConfigOption]:
-        """Settings in which the runs differ, other than seeds and output paths."""
+        """Settings in which the runs of the group differ, other than seeds and output paths."""
         return [
             setting
             for setting in config_diff([run.config for run in self.runs])
@@ -90,7 +91,7 @@ class SeedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupComparison:
-    """Comparison of two groups of seeds, metric by metric.
+    """Result of comparing two groups of seeds, metric by metric.
 
     Attributes
     ----------
@@ -120,12 +121,12 @@ class GroupComparison:
 
     @property
     def differing(self) -> list[str]:
-        """Metrics that differ, in the order of ``metrics``."""
+        """Metrics in which the groups differ, in the order of ``metrics``."""
         return [name for name, one in self.metrics.items() if one.answer is Answer.DIFFERS]
 
     @property
     def answer(self) -> str:
-        """The result in one or two sentences."""
+        """Result of the comparison in one or two sentences."""
         sizes = len(self.left.runs), len(self.right.runs)
         count, any_one = plural(len(self.metrics), "metric"), next(iter(self.metrics.values()))
         if self.too_few:
@@ -151,7 +152,7 @@ class GroupComparison:
 
 
 def compare_groups(left: SeedGroup, right: SeedGroup, axis: Axis = Axis.STEP) -> GroupComparison:
-    """Hold two groups of seeds against each other along ``axis``, in every metric that all their runs have.
+    """Compare two groups of seeds along ``axis``, in every metric that all their runs have.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Permutation test for two groups of seeds, metric by metric.
+"""Test whether two groups of seeds differ, metric by metric, by permutation.
 
 Runs of both groups are shuffled into two groups of the same sizes, and the largest difference over the whole curve is
 computed each time. The p-value is the share of shuffles that reach the observed difference, so that it accounts for the
@@ -21,15 +21,15 @@ from rlwatch.compare.parting import Floats, MetricSeries
 Flags = NDArray[np.bool_]
 
 ALPHA = 0.05
-"""Chance of a false difference, for one metric."""
+"""Significance level: chance of reporting a false difference, for one metric."""
 MOST_EXACT = 20_000
-"""Number of labellings up to which all are tried."""
+"""Number of labellings (assignments of runs to the two groups) up to which all are tried."""
 SAMPLED = 10_000
 """Number of random labellings that are tried if there are more."""
 MOST_PLACES = 400
 """Most places of a curve; longer curves are averaged in blocks of rows."""
 WINDOW = 20
-"""Number of windows in a curve: a shorter difference does not count."""
+"""Number of windows in a curve: a difference shorter than a window does not count."""
 AROUND = 4
 """Windows over which the spread of the seeds is averaged: three seeds at one place give a poor estimate."""
 AT_ONCE = 1 << 22
@@ -39,7 +39,7 @@ LARGEST_GROUP = 100
 
 
 class Answer(StrEnum):
-    """Answer of the seeds for one metric."""
+    """Answer of the permutation test for one metric."""
 
     DIFFERS = "differs"
     NO_DIFFERENCE = "no difference found"
@@ -48,10 +48,10 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Values of one group at the places (T,) of its :class:`SeedComparison`; of no value there NaN.
+    """Values of one group of seeds at the places (T,) of its :class:`SeedComparison`; NaN where no seed has a value.
 
     ``median``, ``low`` (least), ``high`` (largest), ``mean``, ``std`` (between seeds, ddof 1; unit of the metric):
-    float64 (T,) each. ``seeds``: how many have a value there, int64 (T,).
+    float64 (T,) each. ``seeds``: number of seeds with a value there, int64 (T,).
     """
 
     median: Floats
@@ -63,23 +63,39 @@ class Band:
 
     @property
     def last(self) -> float:
-        """The median at the last place with a value of any seed; NaN where there is none."""
+        """Median at the last place with a value of any seed; NaN if there is none."""
         at = np.flatnonzero(self.seeds)
         return float(self.median[at[-1]]) if len(at) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class SeedComparison:
-    """One metric of two groups of seeds.
+    """Result of the permutation test for one metric of two groups of seeds.
 
-    ``p``: share of labellings whose largest difference is no smaller, NaN where no place has a value of every seed.
-    ``since``: place from which the groups differ, ``until``: the last place of it where they meet again, else None.
-    ``statistic``: the largest difference, in standard deviations of a seed; ``smallest_p``: the least that so many
-    seeds can give; ``needed``: seeds in each group, and in the smaller one alone (None: no number is enough), with
-    which it would reach :data:`ALPHA`. ``places`` (T,) and ``bands`` (left, right) are for charts.
-    ``null`` (P,): the largest difference of each labelling, in the order of :func:`labellings`. ``exact``: whether
-    these are all there are.
-    ``not_finite``: seeds with values that are NaN or infinite, which are left out.
+    A labelling is an assignment of the runs to the two groups.
+
+    Attributes
+    ----------
+    p
+        Share of labellings whose largest difference is no smaller than the observed one; NaN if no place has a value of
+        every seed.
+    smallest_p
+        Least p that so many seeds can give.
+    needed
+        Seeds in each group, and in the smaller one alone (None: no number is enough), with which p can reach
+        :data:`ALPHA`.
+    statistic
+        Largest difference, in standard deviations of a seed.
+    since, until
+        Place from which the groups differ, and the last such place if they meet again later, else None.
+    places, bands
+        Places (T,) and values of the left and right group, for charts.
+    null
+        Largest difference (P,) of each labelling, in the order of :func:`labellings`.
+    exact
+        True if these are all labellings.
+    not_finite
+        Number of seeds with values that are NaN or infinite, which are left out.
     """
 
     answer: Answer
@@ -97,7 +113,7 @@ class SeedComparison:
 
 
 def smallest_p(left: int, right: int) -> float:
-    """The least p that ``left`` seeds against ``right`` can give.
+    """Return the least p that a comparison of ``left`` seeds with ``right`` seeds can give.
 
     Of two groups of one size every labelling has a mirror image that differs as much.
 
@@ -109,7 +125,9 @@ def smallest_p(left: int, right: int) -> float:
 
 
 def needed(left: int, right: int) -> tuple[int, int | None]:
-    """Seeds in each group with which p can reach :data:`ALPHA`; and in the smaller one, if the other stays as it is.
+    """Return the seeds with which p can reach :data:`ALPHA`: in each group, and in the smaller group alone.
+
+    The second number leaves the other group as it is; None if no number is enough.
 
     >>> needed(2, 2), needed(3, 2)
     ((4, 5), (4, 4))
@@ -121,7 +139,7 @@ def needed(left: int, right: int) -> tuple[int, int | None]:
 
 
 def labellings(left: int, right: int, seed: int = 0) -> tuple[Flags, bool]:
-    """Return the labellings of the runs, the actual one first, and whether these are all.
+    """Return the labellings (assignments of runs to two groups), the actual one first, and whether these are all.
 
     Parameters
     ----------
@@ -156,7 +174,7 @@ def compare_seeds(left: Sequence[MetricSeries], right: Sequence[MetricSeries], *
     ----------
     left, right
         The metric of each run of either group: places ascending and distinct, values in any unit. Values that are not
-        finite are left out. Curves end where the shortest does. Where few places are common to all, rows are averaged
+        finite are left out. Curves end where the shortest does. If few places are common to all, rows are averaged
         in bins as wide as the rows of the sparsest run are apart.
     seed
         Seed of the random labellings, used if there are too many to try all.
@@ -249,7 +267,7 @@ def _cadence(x: Floats) -> float:
 
 
 def _smoothed(values: Floats, window: int) -> Floats:
-    """Mean (runs, T) over ``window`` places around each, of the values that are there; at the ends over fewer."""
+    """Return the mean (runs, T) of the values over ``window`` places around each; at the ends over fewer."""
     present = np.isfinite(values)
     total = _moving(np.where(present, values, 0.0), window)
     count = _moving(present.astype(np.float64), window)
@@ -312,7 +330,7 @@ def differences(values: Floats, chosen: Flags) -> Floats:
 
 
 def _tried(smooth: Floats, chosen: Flags) -> tuple[Floats, Floats, Floats]:
-    """Difference (T,) as it is, the largest one (P,) of every labelling, and the envelope (T,) of them all."""
+    """Return the actual difference (T,), the largest one (P,) of every labelling, and the envelope (T,) of them all."""
     parts = max(1, -(-len(chosen) * smooth.shape[1] // AT_ONCE))
     every = [differences(smooth, some).astype(np.float32) for some in np.array_split(chosen, parts)]
     own = differences(smooth, chosen[:1])[0]
@@ -325,7 +343,7 @@ def _tried(smooth: Floats, chosen: Flags) -> tuple[Floats, Floats, Floats]:
 
 
 def _upper(values: Floats) -> Floats:
-    """The value (...) that a share of at most :data:`ALPHA` of ``values`` (P, ...) exceeds."""
+    """Return the value (...) that a share of at most :data:`ALPHA` of ``values`` (P, ...) exceeds."""
     return np.asarray(np.sort(values, axis=0)[math.ceil((1 - ALPHA) * len(values) - 1e-9) - 1])
 
 

@@ -1,4 +1,4 @@
-"""The step from which two runs differ by more than chance, metric by metric.
+"""Find the step from which two runs differ by more than chance, metric by metric.
 
 The range of chance is estimated from the earlier rows of both runs: the movement of each run over a number of rows,
 beyond its trend, and that of their difference. A metric has diverged if the difference leaves this range and stays
@@ -23,7 +23,7 @@ from rlwatch.wording import number, step
 Floats = NDArray[np.float64]
 
 FEWEST = 8
-"""Rows that both runs must have before a usual range can be estimated."""
+"""Rows that both runs must have before the range of chance can be estimated."""
 HOLD, ALLOWED = 6, 1
 """A divergence must show in this many consecutive rows, with this many exceptions."""
 NOISE, WANDERING = 3.0, 4.0
@@ -33,18 +33,18 @@ the larger limit, since it returns less often; six consecutive rows beyond 3 sta
 LEAST = 0.02
 """Smallest difference that is reported, as a share of the metric's usual size."""
 SMALLEST_FRACTION = 0.01
-"""Least usual size of a metric that is a fraction."""
+"""Lower bound on the usual size of a metric that is a fraction."""
 MOST_ROWS = 2048
 """Rows that are searched one by one; longer series are averaged in blocks first, then searched around the place."""
 BLOCKS = (1, 4, 16)
 """Numbers of rows whose means are searched."""
 GROWTH = 1.5
-"""Factor by which the rows of the estimate grow from one search of the rows after them to the next."""
+"""Factor by which the number of rows for the estimate grows from one search to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSeries:
-    """One metric of one run: ``x`` (N,) ascending and distinct, ``values`` (N,) as measured."""
+    """One metric of one run: places ``x`` (N,) on an axis, ascending and distinct, and ``values`` (N,) as measured."""
 
     x: Floats
     values: Floats
@@ -55,7 +55,7 @@ class MetricSeries:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The divergence of one metric in two runs.
+    """Divergence of one metric between two runs.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Divergence:
         return self.until is not None, not self.dated, self.at, -self.times
 
     def text(self, place: Callable[[float], str] = lambda at: step(round(at))) -> str:
-        """The evidence in a clause; ``place`` writes a place."""
+        """Return the evidence of the divergence in a clause; ``place`` formats a place on the axis."""
         values = f"{number(self.left)} against {number(self.right)}"
         if self.together is None:
             return f"{self.metric} differs from the first rows on: {values}"
@@ -111,7 +111,7 @@ class Divergence:
 
     @property
     def strength(self) -> str:
-        """Size of the divergence against the difference before it, in words."""
+        """Size of the divergence relative to the difference before it, in words."""
         if not (math.isfinite(self.left) and math.isfinite(self.right)):
             return "both were finite before"
         if math.isinf(self.times) and self.before:
@@ -127,7 +127,10 @@ def by_place(partings: Iterable[Divergence]) -> list[Divergence]:
 
 
 def divergence_of(metric: str, left: MetricSeries, right: MetricSeries) -> Divergence | None:
-    """Return the divergence of ``metric``; None if chance explains it, or if fewer than :data:`FEWEST` rows match."""
+    """Return the divergence of ``metric`` between two runs; None if chance explains the difference.
+
+    None also if fewer than :data:`FEWEST` rows match.
+    """
     x, a, b = paired(left, right)
     odd = _only_one_finite(a, b)
     finite = np.isfinite(a) & np.isfinite(b)
@@ -152,10 +155,10 @@ def _only_one_finite(a: Floats, b: Floats) -> int | None:
 
 
 def paired(left: MetricSeries, right: MetricSeries) -> tuple[Floats, Floats, Floats]:
-    """Places that both runs have, and the value of each there.
+    """Return the places that both runs have, and the value of each run there, three arrays of one length.
 
-    Where few rows fall on the same place (other cadences, tokens, time) both are averaged in bins as wide as the rows
-    of the sparser run are apart; a bin with a value that is not finite has that value.
+    If few rows are at common places (other logging intervals, tokens, time) both are averaged in bins as wide as the
+    rows of the sparser run are apart. A bin with a value that is not finite has that value.
     """
     if not len(left) or not len(right):
         return np.empty(0), np.empty(0), np.empty(0)

@@ -1,4 +1,4 @@
-"""A lasting change in the difference of two runs, fitted to all rows at once: a step or a ramp, and its beginning.
+"""Find a lasting change in the difference of two runs, a step or a ramp, by a fit to all rows at once.
 
 A search row by row needs rows that lie far out. In short or noisy runs none does, although all rows after some place
 lie on one side. Here a level that changes once, at once or over some rows, is fitted to the whole difference, and the
@@ -37,7 +37,7 @@ FAR, FARTHER, FARTHEST = 4.0, 7.0, 10.0
 drift, and if the change is small.
 """
 STILL = 1.3
-"""Levels whose differences are up to this many times those explained by noise do not drift."""
+"""If levels differ by up to this many times the difference explained by noise, they do not drift."""
 WIDE = 0.24
 """Share of the length within which the beginning must lie to be dated; otherwise there are too few rows."""
 KEPT = 0.5
@@ -48,11 +48,10 @@ PLAUSIBLE = 9.0
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A change of the level, once and for good.
+    """A lasting change of the level of a series.
 
-    ``at``: row at which it began, None where the rows do not date it; ``near``: the likeliest one all the same;
-    ``size``: how far the difference moved; ``errors``: the same in standard errors; ``noise``: standard deviation of
-    single rows.
+    ``at``: row at which it began, None if the rows do not date it; ``near``: the likeliest row in any case; ``size``:
+    how far the level moved; ``errors``: the same in standard errors; ``noise``: standard deviation of single rows.
     """
 
     at: int | None
@@ -63,7 +62,9 @@ class Shift:
 
 
 def lasting_shift(d: Floats) -> Shift | None:
-    """Return the lasting change of a finite difference (N,); None if noise and drift explain it."""
+    """Return the lasting change in ``d`` (N,), the finite difference of two runs; None if noise and drift explain
+    it.
+    """
     block = -(-len(d) // MOST_ROWS)
     if len(d) // block < LEAST_ROWS:
         return None
@@ -98,7 +99,7 @@ def _clipped(d: Floats) -> Floats:
 
 @lru_cache(maxsize=16)
 def _shapes(n: int) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Rows at which each change begins, its course (shapes, n) about its mean, and the sum of its squares."""
+    """Return the row at which each change begins, its course (shapes, n) about its mean, and the sum of its squares."""
     rows = np.arange(n)
     begins, courses = [], []
     for ramp in dict.fromkeys(int(share * n) for share in RAMPS):

@@ -1,4 +1,4 @@
-"""Edit the description of runs; remove deleted runs and old bulk data."""
+"""Edit the description of runs, and remove runs that were deleted long enough ago."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlwatch.records import AuditEntry, Purge, RunEdit, RunInfo
 from rlwatch.wording import duration, one_line
 
 GRACE_S = 7 * 86_400.0
-"""Default for the seconds during which a deleted run cannot be purged."""
+"""Default for the seconds during which a deleted run cannot be removed for good."""
 LONGEST_NAME, LONGEST_TAG, LONGEST_NOTES, MOST_TAGS = 200, 60, 20_000, 50
 
 
@@ -93,7 +93,9 @@ def edit_run(
 
 
 def purge_run(store: Store, run_id: str, *, by: str, grace_s: float = GRACE_S, clock: Clock | None = None) -> Purge:
-    """Remove the data of a run for good, if it was deleted at least ``grace_s`` seconds ago.
+    """Remove the data of a run for good, if it was deleted at least ``grace_s`` seconds ago; return a note of it.
+
+    ``by``: name of the user who removes it. ``clock``: source of the time; the system's by default.
 
     Raises
     ------
@@ -162,7 +164,8 @@ SHORTEST_S = 3600.0
 class Pruned:
     """Part of a run that was removed, or would be.
 
-    ``n`` batches (or runs) with ``bytes`` bytes in all; ``left`` is the reason why nothing was removed.
+    ``kind``: one of :data:`KINDS`. ``n`` batches (or runs) with ``bytes`` bytes in all; ``left`` is the reason why
+    nothing was removed.
     """
 
     run_id: str

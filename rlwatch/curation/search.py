@@ -1,6 +1,6 @@
 """Search for runs by name, tags, notes and settings.
 
-A run must fit all terms of a query. ``lr=3e-5``, ``beta>0``, ``model~qwen``, ``tag=paper`` compare a setting (by its
+A run must match all terms of a query. ``lr=3e-5``, ``beta>0``, ``model~qwen``, ``tag=paper`` compare a setting (by its
 path or the end of it) or one of :data:`FIELDS`; any other term is searched in all texts. ``-`` before a term negates
 it, quotes keep words together.
 """
@@ -24,7 +24,7 @@ SAME: tuple[frozenset[str], ...] = (
     frozenset({"batch_size", "train_batch_size", "per_device_train_batch_size"}),
     frozenset({"model", "model_name", "model_name_or_path", "model_path", "path"}),
 )
-"""Names of one setting in different trainers."""
+"""Sets of names that different trainers use for one setting."""
 
 _TERM = re.compile(r'(-?)((?:[^\s"]|"[^"]*"?)+)')
 _COMPARED = re.compile(r"([\w./-]+?)\s*(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
@@ -32,14 +32,16 @@ _COMPARED = re.compile(r"([\w./-]+?)\s*(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class SearchDocument:
-    """Searchable facts of a run: fields by name, settings by path, and everything as one text."""
+    """Searchable facts of a run: fields by name, settings by path, and everything as one text in lower case."""
 
     fields: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, JSON]
     text: str
 
     def values(self, key: str) -> list[JSON]:
-        """Return the values of a field, or of every setting of that name."""
+        """Return the values of the field ``key``, or of every setting with that name, under any trainer's name for
+        it.
+        """
         if key in self.fields:
             return list(self.fields[key])
         alike = next((names for names in SAME if key in names), frozenset({key}))
@@ -51,7 +53,7 @@ def _ends(path: str, names: frozenset[str]) -> bool:
 
 
 def facts_of(run: RunInfo) -> SearchDocument:
-    """Return the searchable facts of a run, without secrets."""
+    """Return the searchable facts of a run, with secrets removed."""
     given = {one.name: one.values[0] for one in settings([run.config]) if one.values[0] is not ABSENT}
     notes = run.curation.notes
     fields = {
@@ -75,7 +77,9 @@ def _plain(value: JSON) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """A parsed search query, for use on many runs.
+    """A parsed search query, which can be matched with many runs.
+
+    ``terms``: for each term, True if it is negated, and the test that it makes.
 
     >>> run = RunInfo("r1", name="seed3", tags=("paper",), config={"actor": {"optim": {"lr": 3e-5}}})
     >>> [SearchQuery.parse(text).fits(facts_of(run)) for text in ("lr=0.00003 tag=paper", "lr>1e-4", "SEED -paper")]
@@ -86,12 +90,12 @@ class SearchQuery:
 
     @classmethod
     def parse(cls, text: str) -> SearchQuery:
-        """Parse a query. It never raises: a malformed term is searched literally."""
+        """Return the parsed query. It never raises: a malformed term is searched literally."""
         found = [(minus == "-", _term(term.replace('"', ""))) for minus, term in _TERM.findall(text)]
         return cls(tuple(found))
 
     def fits(self, facts: SearchDocument, more: str = "") -> bool:
-        """True if every term fits; ``more`` is text that is searched, too."""
+        """Return True if a run with these ``facts`` matches every term; ``more`` is further text to search."""
         if more:
             facts = SearchDocument(facts.fields, facts.settings, f"{facts.text}\n{more.casefold()}")
         return all(fits(facts) is not inverted for inverted, fits in self.terms)
@@ -130,6 +134,6 @@ def _number(text: str) -> float | None:
 
 
 def matching(runs: Sequence[RunInfo], text: str) -> list[RunInfo]:
-    """Return the runs that fit a query."""
+    """Return the runs that match the search query ``text``; all of them for an empty one."""
     query = SearchQuery.parse(text)
     return [run for run in runs if not query.terms or query.fits(facts_of(run))]

@@ -1,9 +1,9 @@
-"""One table of metrics: canonical name, unit, range, meaning, and what each trainer calls it.
+"""One table of metrics: rlwatch's (canonical) name, unit, range, meaning, and what each trainer calls the metric.
 
-A record keeps the names its source used. :func:`canonicalise` reads them: a canonical name wins over an
-alias that is the same quantity, which wins over a proxy. Nothing is ever rescaled. Sources of the names:
-TRL 1.16, verl 0.9.1, OpenRLHF 0.11.2, prime-rl, NeMo-RL, slime, AReaL, SkyRL, ROLL, ms-swift and the tinker cookbook,
-read in their code.
+A record keeps the names its source used. :func:`canonicalise` maps them to canonical names: a canonical name wins over
+an alias that is the same quantity, which wins over a proxy. Nothing is ever rescaled. Sources of the names: TRL 1.16,
+verl 0.9.1, OpenRLHF 0.11.2, prime-rl, NeMo-RL, slime, AReaL, SkyRL, ROLL, ms-swift and the tinker cookbook, read in
+their code.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (one row of the table is one line or two)
-"""Metrics of the machine that a run uses (``system/``), and of its rollout engines (``engine/``)."""
+"""Table rows of metrics of the machine that a run uses (``system/``), and of its rollout engines (``engine/``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From trainers' and everyday names to canonical metrics, with the closeness of each reading."""
+"""Map trainers' and everyday metric names to canonical metrics, with the closeness of each match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _BY_WORDS = _everyday_index()
 
 
 def everyday(name: str) -> tuple[str, int] | None:
-    """Return the canonical metric that ``name`` most likely means, and its distance (0: closest); None if unknown.
+    """Return the canonical metric that an everyday ``name`` most likely means, and its distance (0: closest); None if
+    unknown.
 
     >>> everyday("MeanReward"), everyday("resp_len"), everyday("clipped")
     (('reward/mean', 0), ('len/mean', 1), None)
@@ -32,17 +33,19 @@ def everyday(name: str) -> tuple[str, int] | None:
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in TABLE}
 LONGEST_NAME = 500
-"""Characters up to which a name is read."""
+"""Most characters of a metric name; longer names are unknown."""
 LAYER_PREFIX = "grad_layer/"
-"""Per-layer gradient norms are ``grad_layer/<layer>``."""
+"""Prefix of gradient norms by layer: ``grad_layer/<layer>``."""
 UPDATE_PREFIX = "update_layer/"
-"""Relative changes of a layer's weights in one optimizer step are ``update_layer/<layer>``."""
+"""Prefix of relative changes of a layer's weights in one optimizer step: ``update_layer/<layer>``."""
 WEIGHTS_PREFIX = "mismatch/weights_differ/"
-"""Shares of a layer's elements that differ in the rollout engine are ``mismatch/weights_differ/<layer>``."""
+"""Prefix of shares of a layer's elements that differ in the rollout engine: ``mismatch/weights_differ/<layer>``."""
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return the row of a canonical name, also of a member of an open family; None for any other name.
+    """Return the table's row of a canonical metric name; None for any other name.
+
+    Names may be members of open families, whose members a run names itself, such as its tasks.
 
     >>> metric_of("reward/by_task/gsm8k").name
     'reward/by_task/gsm8k'
@@ -55,7 +58,8 @@ def metric_of(name: str) -> Metric | None:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a canonical name, also of a member of an open family; empty if it has none or is unknown.
+    """Return the unit of a canonical metric name, also of a member of an open family; empty if it has none or is
+    unknown.
 
     >>> unit_of("reward/part/exact"), unit_of("len/by_task/gsm8k")
     ('', 'tokens')
@@ -65,16 +69,19 @@ def unit_of(name: str) -> str:
 
 
 def meaning_of(name: str) -> str:
-    """Return the meaning of a canonical name, also of a member of an open family; empty if it is unknown."""
+    """Return the meaning of a canonical metric name, also of a member of an open family; empty if the name is
+    unknown.
+    """
     row = metric_of(name)
     return "" if row is None else row.meaning
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Meaning of one source name: the metric, and how closely it fits.
+    """The metric that a name in a log is mapped to, and how closely it fits.
 
-    ``guess`` is 0 for a trainer's name, otherwise the distance of a reading by words, from 1.
+    ``alias``: the trainer's name that matched; None for a canonical name or a guess. ``guess`` is 0 for a trainer's
+    name, otherwise the distance of a match by words, from 1.
     """
 
     metric: Metric
@@ -83,7 +90,9 @@ class Reading:
 
     @property
     def closeness(self) -> int:
-        """0: the canonical name; 1: the same quantity; 2: a proxy; from 3: a guess by the words of the name."""
+        """How closely the name fits: 0 the canonical name, 1 the same quantity, 2 a proxy, from 3 a guess by its
+        words.
+        """
         if self.guess:
             return 2 + self.guess
         if self.alias is None:
@@ -167,9 +176,9 @@ def _matches(alias: Alias, source: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def resolve(name: str, source: str = "") -> Reading | None:
-    """Return the reading of ``name`` in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
+    """Return the metric that ``name`` means in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
 
-    Dots read as slashes; names in which slashes became underscores are recognised, and the ``train/`` prefix of
+    Dots count as slashes; names in which slashes became underscores are recognised, and the ``train/`` prefix of
     trackers is ignored. An alias of the given source wins over an alias of any trainer, also if it means something else
     there. A name that the trainer does not log is read by its words, since users log further metrics. If the trainer is
     unknown, plain words win over a name that only a single trainer uses.
@@ -232,7 +241,9 @@ def _guessed(name: str, source: str) -> Reading | None:
 
 
 def family_of(name: str, source: str = "") -> Family:
-    """The family a metric belongs to; unknown ones are guessed by prefix, else ``System``."""
+    """Return the family of a metric name in a run of ``source``; unknown ones are guessed by prefix, else
+    ``System``.
+    """
     reading = resolve(name, source)
     if reading is not None:
         return reading.metric.family

@@ -1,4 +1,4 @@
-"""A row of the metric table, and short words to write one."""
+"""The row of the metric table that describes one metric, and short constructors for rows and aliases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Family(StrEnum):
-    """Failure families, in the order every page and document keeps."""
+    """Families of failures and of the metrics that show them, in the order of every page and document."""
 
     REWARD = "Reward"
     EXPLORATION = "Exploration"
@@ -21,7 +21,7 @@ class Family(StrEnum):
 
 
 class Relation(StrEnum):
-    """Relation of a trainer's number to the canonical one."""
+    """Relation of the quantity that a trainer logs under a name to the metric in the table."""
 
     SAME = "same"
     PROXY = "proxy"
@@ -31,7 +31,11 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A trainer's name for a metric. ``source`` is a prefix of the run's source (``""``: any trainer)."""
+    """A trainer's name for a metric of the table.
+
+    ``source`` is a prefix of the run's source, such as ``verl`` (``""``: any trainer). ``relation``: whether it is the
+    same quantity. ``estimator``, ``aggregator``: how the trainer computes it, if that differs from the table.
+    """
 
     name: str
     source: str = ""
@@ -42,19 +46,21 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One canonical metric. ``low``/``high`` bound its range (inclusive; None: unbounded).
+    """One metric of the table, by its canonical name. ``low``/``high`` bound its range (inclusive; None: unbounded).
 
     Parameters
     ----------
+    estimator, aggregator
+        How the quantity is estimated, and how it is aggregated over tokens, responses or engines.
     aliases
         Names that trainers log it under.
     everyday
-        Names in custom tables and loops, the plainest first.
+        Names in custom tables and training loops, the plainest first.
     panel
-        Place among the charts of its family, 1 first; the first few are shown, the others one click away. None: after
-        these, in the order of the table.
+        Position among the charts of its family, 1 first; the first few are shown, the others one click away. None:
+        after these, in the order of the table.
     vital
-        Shown even when it never changes: a reward stuck at 0 is news.
+        True if it is shown even when it never changes: a reward stuck at 0 is news.
     """
 
     name: str
@@ -72,7 +78,7 @@ class Metric:
 
     @property
     def span(self) -> str:
-        """The range in words; empty if unbounded.
+        """Range of the metric in words; empty if unbounded.
 
         >>> fraction("x", Family.REWARD, "share").span
         '0 to 1'
@@ -85,7 +91,7 @@ class Metric:
 
     @property
     def called(self) -> str:
-        """Trainers' names, proxies with a tilde: ``any: entropy; verl: actor/entropy``."""
+        """Trainers' names of the metric in words, proxies with a tilde: ``any: entropy; verl: actor/entropy``."""
         by_source: dict[str, list[str]] = {}
         for alias in self.aliases:
             if alias.relation is not Relation.OTHER:
@@ -95,17 +101,17 @@ class Metric:
 
 
 def same(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
-    """Return an alias for the same quantity."""
+    """Return an alias: ``source`` logs the same quantity as ``name``."""
     return Alias(name, source, Relation.SAME, estimator, aggregator)
 
 
 def proxy(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
-    """Return an alias for a related quantity, an approximation of the metric."""
+    """Return an alias: ``source`` logs a related quantity as ``name``, an approximation of the metric."""
     return Alias(name, source, Relation.PROXY, estimator, aggregator)
 
 
 def other(name: str, source: str) -> Alias:
-    """Return an alias that ``source`` uses for another quantity than all other trainers."""
+    """Return an alias: ``source`` uses ``name`` for another quantity than all other trainers do."""
     return Alias(name, source, Relation.OTHER)
 
 
@@ -119,7 +125,7 @@ def fraction(
     everyday: tuple[str, ...] = (),
     panel: int | None = None,
 ) -> Metric:
-    """A metric within [0, 1]."""
+    """Return a row of the metric table for a metric within [0, 1]."""
     return Metric(name, family, "fraction", meaning, 0.0, 1.0, "", aggregator, aliases, everyday, panel)
 
 
@@ -137,7 +143,7 @@ def nats(
     panel: int | None = None,
     vital: bool = False,
 ) -> Metric:
-    """A metric in nats per token."""
+    """Return a row of the metric table for a metric in nats per token."""
     return Metric(
         name, family, "nats/token", meaning, low, high, estimator, aggregator, aliases, everyday, panel, vital
     )

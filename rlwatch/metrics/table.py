@@ -1,8 +1,8 @@
 # ruff: noqa: E501  (one row of the table is one line or two)
-"""The table of metrics, family by family, in the order every page and document keeps.
+"""The table of metrics, family by family, in the order of every page and document.
 
-A row holds all facts about a metric: name, unit, range and meaning, trainers' names for it (``aliases``), everyday names
-in custom loops (``everyday``), and its place among the charts of its family (``panel``).
+A row holds all facts about a metric: name, unit, range and meaning, trainers' names for it (``aliases``), everyday
+names in custom training loops (``everyday``), and its position among the charts of its family (``panel``).
 """
 
 from __future__ import annotations

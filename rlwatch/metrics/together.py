@@ -1,4 +1,4 @@
-"""Reading of all names of a run together: of several names for one metric the closest counts."""
+"""Map all metric names of a run together: of several names for one metric the closest counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_NO_POLICY = frozenset({"policy/kl_coef", "policy/vocab_size", "val/score"})
 
 
 class RoleReading(NamedTuple):
-    """Metric that a name is read as, and how closely (see :class:`~rlwatch.metrics.Reading`)."""
+    """Canonical metric that a name is read as, and how closely it fits (see :class:`~rlwatch.metrics.Reading`)."""
 
     metric: str
     closeness: int
@@ -35,10 +35,11 @@ class _Plan(NamedTuple):
 
 
 class RowReader:
-    """Renames the rows of a run canonically, from all names that the run has logged so far.
+    """Renames the rows of one run to canonical metric names, given all names that the run has logged so far.
 
     If the run has a closer name for a metric, a guess does not replace it in rows that lack the closer name: an
-    accuracy that is measured before the training is no reward of it.
+    accuracy that is measured before the training is not its reward. ``source``: the trainer, empty if unknown.
+    ``names``: names known beforehand.
 
     >>> reader = RowReader()
     >>> reader.canonicalise({"accuracy": 0.3})[1], reader.canonicalise({"mean_reward": 0.5})[1]
@@ -64,7 +65,7 @@ class RowReader:
         self._learn(names)
 
     def read(self, name: str) -> RoleReading | None:
-        """Return the reading of a logged name, even if another name is closer; None if unknown.
+        """Return the metric that a logged name means, even if another name is closer; None if unknown.
 
         In a run with a loss and without any metric of a policy, an accuracy is that of labels or preference pairs.
         """
@@ -73,12 +74,12 @@ class RowReader:
         return RoleReading(REWARD, _ONLY) if name == self._lone else self._own.get(name)
 
     def gives_way(self, name: str) -> bool:
-        """True for a guess at a metric for which the run has a closer name."""
+        """Return True if the name is only a guess at a metric for which the run has a closer name."""
         read = self.read(name)
         return read is not None and read.closeness > max(PROXY, self._closest[read.metric])
 
     def canonicalise(self, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the values of a row by canonical name, and the source name of each canonical name."""
+        """Return the values of a row by canonical metric name, and the source name of each canonical name."""
         names = tuple(metrics)
         plan = self._plans.get(names)
         if plan is None:
@@ -168,7 +169,7 @@ def _reader(names: tuple[str, ...], source: str) -> RowReader:
 
 
 def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
-    """Rename a single row canonically.
+    """Rename the metrics of a single row to canonical names.
 
     If several names mean one metric, the closest wins (canonical, same, proxy, guess), then the first. A guess whose
     value lies outside the metric's range (a percentage for a fraction) is dropped. Unknown names are left out; members
@@ -192,7 +193,7 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
 
 
 def shadowed(names: Iterable[str], source: str = "") -> set[str]:
-    """Return those of a run's ``names`` that are guesses at a metric for which there is a closer name.
+    """Return those of a run's ``names`` that are guesses at a metric for which the run has a closer name.
 
     >>> shadowed(["accuracy", "mean_reward"])
     {'accuracy'}
@@ -203,7 +204,7 @@ def shadowed(names: Iterable[str], source: str = "") -> set[str]:
 
 
 def read_as(name: str, source: str = "") -> str:
-    """Return the canonical name of what a run of ``source`` logs as ``name``; empty if unknown.
+    """Return the canonical metric that a run of ``source`` logs as ``name``; empty if unknown.
 
     >>> read_as("rewards/exact/mean", "trl"), read_as("len/by_task/gsm8k"), read_as("my_own")
     ('reward/part/exact', 'len/by_task/gsm8k', '')
@@ -213,7 +214,7 @@ def read_as(name: str, source: str = "") -> str:
 
 
 def known(names: Iterable[str], source: str = "") -> set[str]:
-    """Return the canonical metrics that ``names`` cover, with members of open families.
+    """Return the canonical metrics that a run's ``names`` cover, including members of open families.
 
     >>> sorted(known(["wordle_reward", "kl", "grad_layer/0"]))
     ['grad_layer/0', 'policy/kl_ref', 'reward/mean']
@@ -224,7 +225,7 @@ def known(names: Iterable[str], source: str = "") -> set[str]:
 
 
 def unread(names: Iterable[str], source: str = "") -> list[str]:
-    """Return those of ``names`` that are neither in the table nor in an open family, sorted."""
+    """Return those of a run's ``names`` that are neither in the metric table nor in an open family, sorted."""
     names = tuple(sorted(set(names)))
     reader = _reader(names, source)
     return [name for name in names if reader.read(name) is None]
@@ -238,16 +239,16 @@ _BY_WORDS, _ALONE = "guessed from its name", "the only reward of the run"
 
 
 class Taken(NamedTuple):
-    """The reading of one name of a run.
+    """How one metric name of a run's log is used.
 
     Attributes
     ----------
     name
         Name in the log.
     metric
-        Canonical metric; empty if the name is not used.
+        Canonical metric that it is read as; empty if the name is not used.
     why
-        Reason for the reading, or for not using the name.
+        Reason for reading it so, or for not using it.
     guess
         True if the name was read by its words, not as a trainer's name.
     """
@@ -259,7 +260,7 @@ class Taken(NamedTuple):
 
 
 def taken(names: Iterable[str], source: str = "") -> list[Taken]:
-    """Return the reading of each of a run's names, used ones first.
+    """Return how each of a run's metric names is used, used ones first.
 
     >>> for each in taken(["acc", "mean_reward", "kl_coef"]): print(*each[:3], sep=" | ")
     mean_reward | reward/mean | guessed from its name
@@ -291,7 +292,7 @@ _REWARD_WORDS = frozenset(
 
 
 def like_rewards(names: Iterable[str]) -> list[str]:
-    """Return those of a run's ``names`` that may be its reward, the likeliest first.
+    """Return those of a run's metric ``names`` that may be its reward, the likeliest first.
 
     An accuracy of single tokens is left out: it belongs to a supervised loss.
 
@@ -309,7 +310,7 @@ ROLE_NAMES = ("reward", "entropy", "kl", "length", "gradient", "loss")
 
 
 def metric_called(role: str) -> str:
-    """Return the canonical metric of a role, a canonical name or a plain word; empty if there is none.
+    """Return the canonical metric that a plain word (``kl``) or a canonical name means; empty if there is none.
 
     >>> metric_called("kl"), metric_called("gradient"), metric_called("policy/entropy"), metric_called("apples")
     ('policy/kl_ref', 'optim/grad_norm', 'policy/entropy', '')

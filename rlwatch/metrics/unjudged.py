@@ -1,6 +1,6 @@
-"""Trainers' names that are recognised but not used, with the reason; all other names are unknown.
+"""Recognise trainers' metric names that rlwatch does not use, with the reason; all other names are unknown.
 
-The patterns apply only to names that no row of the table reads, so they may be broad; the first match counts.
+The patterns apply only to names that no row of the metric table covers, so they may be broad; the first match counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PART = "part of the reward"
 SETTING, AUXILIARY_LOSS = "setting", "auxiliary loss"
 COUNT, BATCH = "counter", "batch composition"
 NOT_LEARNING = frozenset({SPEED, MACHINES, COUNT, BATCH})
-"""Reasons of names that measure no learning of the policy."""
+"""Reasons given for metrics that do not measure how the policy learns."""
 _HELD_OUT = r"^(?:eval|val|val-core|val-aux|validation|test|heldout)(?:[/_]|$)"
 _REASONS: tuple[tuple[str, str], ...] = (
     (
@@ -94,7 +94,7 @@ LONGEST = 500
 
 
 def unjudged(name: str, *, whole: bool = True) -> str:
-    """Return the reason why a recognised name is not used; empty for an unknown name.
+    """Return the reason why a recognised metric name is not used; empty for an unknown name.
 
     ``whole`` is True if the total reward of the run is known; otherwise a part of it may be its only reward.
 
@@ -116,7 +116,7 @@ def _reason(name: str) -> str:
 
 
 def foremost(names: Iterable[str]) -> list[str]:
-    """Return ``names`` with those first that sound like metrics of learning.
+    """Return the metric ``names``, with those first that sound like measures of learning, then alphabetically.
 
     >>> foremost(["apples", "my_kl"])
     ['my_kl', 'apples']

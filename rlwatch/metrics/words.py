@@ -1,10 +1,10 @@
-"""The most likely metric of a name in everyday words, as custom tables and loops have them.
+"""Guess the metric that a name in everyday words means, as custom tables and training loops have them.
 
 There are two ways from words to a metric. The table lists names (``everyday``), which are compared as sets of words.
-The six roles that verdicts depend on also have a grammar: a noun (*reward*, *entropy*, *kl*...) and modifiers that do
-not change the quantity. Each modifier has a cost, so that the plainest name wins. With any other word the name means
-something else (``reward_std``, ``reward_model_loss``, ``kl_coef``, ``max_length``): no metric is better than a wrong
-one.
+The six main metrics (roles) on which the judgement of a run depends also have a grammar: a noun (*reward*, *entropy*,
+*kl*...) and modifiers that do not change the quantity. Each modifier has a cost, so that the plainest name wins. With
+any other word the name means something else (``reward_std``, ``reward_model_loss``, ``kl_coef``, ``max_length``): no
+metric is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ONE_WORD = {
 
 @lru_cache(maxsize=4096)
 def stems(name: str) -> frozenset[str]:
-    """Return the words of a name in lower case, each in one form.
+    """Return the words of a metric name as a set, in lower case, with synonyms in one form.
 
     >>> sorted(stems("train/AvgGradientNorm"))
     ['grad', 'mean', 'norm', 'train']
@@ -72,14 +72,14 @@ def stems(name: str) -> frozenset[str]:
 
 
 def in_order(name: str) -> list[str]:
-    """Return the stems of a name in their order."""
+    """Return the words of a metric name in their order, in lower case, with synonyms in one form."""
     return [
         _ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name.replace("%", " percent")))
     ]
 
 
 def words_of(name: str) -> frozenset[str]:
-    """Return the stems of a name without those that fit every series.
+    """Return the words of a metric name as :func:`stems` does, without words such as "mean" that fit every series.
 
     >>> sorted(words_of("train/AvgGradientNorm"))
     ['grad', 'norm']
@@ -118,14 +118,14 @@ _FURTHEST = 18
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A metric that verdicts depend on, and the grammar of its names in everyday words.
+    """One of the main metrics of a run, such as the reward, and the grammar of its names in everyday words.
 
     Attributes
     ----------
     metric
-        Canonical name.
+        Canonical name of the metric.
     nouns
-        Set of words -> cost; a name contains one of the sets whole.
+        Set of words -> cost; a name has all words of one of the sets.
     modifiers
         Word -> cost; words that may accompany any of the nouns.
     """
@@ -135,7 +135,7 @@ class Role:
     modifiers: Mapping[str, int]
 
     def cost(self, words: frozenset[str]) -> int | None:
-        """Return the distance of the words from the plainest name (0); None if they mean something else."""
+        """Return the distance of the words of a name from the plainest name (0); None if they mean something else."""
         costs = []
         for noun, cost in self.nouns.items():
             rest = words - noun
@@ -242,7 +242,8 @@ HELD_OUT = "val"
 
 @lru_cache(maxsize=4096)
 def role_of(name: str) -> tuple[str, int] | None:
-    """Return the metric of the role that a name means (or of held-out scores), and its distance; None if none.
+    """Return the main metric (or ``val/score``) that a name means, and the name's distance from the plainest; None if
+    none.
 
     >>> role_of("reward_overall"), role_of("avg_gen_tokens"), role_of("eval_reward")
     (('reward/mean', 5), ('len/mean', 5), ('val/score', 0))
@@ -262,7 +263,7 @@ def role_of(name: str) -> tuple[str, int] | None:
 # A reward under a custom name, used if a run logs no other.
 
 ONLY_REWARD = 50
-"""Distance of the reading that the only reward of a run is the total one; less than that of an accuracy."""
+"""Distance of a guess that the only reward of a run is the total one; less than that of an accuracy."""
 NO_REWARDS = frozenset((
     "std", "var", "variance", "stdev", "sd", "max", "min", "median", "quantile", "p", "best", "worst", "top",
     "highest", "lowest", "peak", "loss", "model", "coef", "coeff", "coefficient", "weight", "weights", "scale",
@@ -274,7 +275,7 @@ NO_REWARDS = frozenset((
     "func", "version", "temperature", "cap", "limit", "floor", "compute", "calculation", "previous", "prev",
     "old", "initial", "first",
 ))  # fmt: skip
-"""Words in names of statistics about rewards, which are no mean reward."""
+"""Words in names of statistics about rewards that are not the mean reward."""
 _OF_A_PART = frozenset((
     "format", "length", "style", "penalty", "bonus", "shaping", "shaped", "intrinsic", "tag", "xml", "think",
     "thinking", "reasoning", "brevity", "repetition", "language", "win", "success", "correct", "failed",
@@ -286,10 +287,10 @@ _OF_A_PART = frozenset((
 
 
 def only_reward(names: Iterable[str]) -> str | None:
-    """Return the only name that contains "reward"; None if there are several, or if it names a part of a reward.
+    """Return the only one of a run's ``names`` that contains "reward", and so may be its total reward.
 
-    Several may be parts of one reward, or rewards of two policies. "reward" must be the last word, apart from words for
-    the averaged unit: ``reward_budget`` is a budget.
+    None if there are several, which may be parts of one reward or rewards of two policies, or if it names a part.
+    "reward" must be the last word, apart from words for the averaged unit: ``reward_budget`` is a budget.
 
     >>> only_reward(["loss", "wordle_reward", "wordle_reward_std"]), only_reward(["attack_reward", "defend_reward"])
     ('wordle_reward', None)
