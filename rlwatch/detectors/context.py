@@ -18,27 +18,29 @@ from rlwatch.wording import number
 MEDIAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
 NORMAL_80 = 1.2816
-"""80 % of the absolute values of a normal variable lie below this many standard deviations."""
+"""Standard deviations below which 80 % of the absolute values of a normal variable lie."""
 SURE = 5.0
-"""Standard errors that make a fall: the best level is a maximum over many windows, so 3 would be too few."""
+"""Standard errors that make a fall significant: the best level is a maximum over many windows, so 3 would be too
+few.
+"""
 LIKELY = 4.0
 """Standard errors that make a rise over the start significant; the start, unlike the best level, is no maximum."""
 VISIBLE = 0.1
 """Share of the reward's own range; smaller changes are ignored."""
 TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
-"""Share of its range that the reward gains within that many rows when a run discovers what is rewarded."""
+"""Share of its range, and number of rows within which the reward gains it, when a run discovers what is rewarded."""
 NOTHING = 1e-7
 """Gradient norm that counts as zero."""
 LUCK = 1.5
-"""Standard deviations subtracted from the first row, which is a level by itself."""
+"""Standard deviations subtracted from the first row when it is used as a level by itself."""
 HELD_ROWS = 6
-"""Rows in whose median a level was held, at any distance: two of three rows of small batches are often lucky."""
+"""Number of rows whose median counts as a level that was held: two of three rows of small batches are often lucky."""
 CHANCE = 0.01
-"""Share of the usual spread of answers below which their mean has not moved: the mean of 10,000 varies as much."""
+"""Share of the usual spread of answers; a smaller change of their mean is none: the mean of 10,000 varies as much."""
 LUCKY = 0.02
-"""Probability from which that many low rows follow a few lucky ones by chance, and are no fall."""
+"""A fall is not counted if its low rows follow a few lucky ones by chance with more than this probability."""
 LEVEL_STEPS = 15
-"""Steps of a level, with three rows at least."""
+"""Steps over which a level is measured, with three rows at least."""
 LEAST_BEFORE, LEAST_LEVELS = 6, 4
 """Rows before the last level, and number of levels, from which the noise of each is known."""
 WANDERS = 3.0
@@ -52,7 +54,7 @@ FULL = 0.9
 however they answer.
 """
 RECENT_ROWS = 60
-"""Rows of the reward that are remembered one by one."""
+"""Number of newest rows whose reward is remembered one by one."""
 BEGINNINGS = 16
 """Number of starting points of changes for which the level before is remembered."""
 UNLIKE = 1.2

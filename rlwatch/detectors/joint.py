@@ -37,11 +37,11 @@ NORMAL_95 = 1.645
 MANY = 8
 """Number of earlier deviations from which the run's chance variation can be estimated."""
 DELAY = 2
-"""Rows after which a deviation counts as chance: the beginning of a failure shows within them."""
+"""Rows after which a deviation counts as chance variation; the beginning of a failure shows within fewer."""
 UNPRECEDENTED = 2.25
 """Upper bound on the evidence of a deviation that the run has had before and survived."""
 SILENCE, UNIT, MOST = 1.5, 1.5, 3.0
-"""Evidence of z deviations: (z - SILENCE) / UNIT, between 0 and MOST."""
+"""Constants of the evidence of z deviations, (z - SILENCE) / UNIT, which is limited to 0..MOST."""
 HALF_LIFE = 5
 """Steps in which evidence that is not renewed halves."""
 ACCEPTED_ROWS = 12
@@ -51,16 +51,17 @@ FINE = 4
 ONE_PROMPT_ROWS, SINGLE_ROWS = 8, 4
 """Rows after which a run is known to log one prompt per row, and the number of rows that must then agree."""
 SOME = 0.2
-"""Evidence below which an indicator does not keep an alarm raised."""
+"""An indicator with less evidence does not keep an alarm raised."""
 SIGNIFICANT = 0.6
-"""Evidence from which a family counts."""
+"""Evidence from which a family counts as confirming another."""
 CRITICAL, WARNING = 2.2, 2.0
 """Joint evidence of a critical finding and of a warning. Without its heaviest part it must still be significant."""
 REWARD_WEIGHT = 1.5
 """Weight of a falling reward: it is what the run optimises, so it counts more than any single symptom."""
 GONE, PARTLY = 0.9, 0.5
-"""Hard data repeatedly cost small batches a part of the reward. A fall by less than the first share counts by the
-second factor."""
+"""Hard data repeatedly cost small batches a part of the reward. A fall by less than the share ``GONE`` is weighted by
+``PARTLY``.
+"""
 DEPTH = 0.5
 """Share of the reward's whole range that a fall must cover to be sufficient evidence by itself."""
 WELL = 0.5

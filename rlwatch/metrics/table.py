@@ -659,5 +659,7 @@ OPEN: tuple[Metric, ...] = (
     *OPEN_ROLLOUTS,
     *OPEN_MACHINE,
 )
-"""Families whose members a run names itself (its layers, its tasks). The name of a row is the prefix of its members. In
-an alias ``*`` matches the member's name; without ``*`` the last part of the alias is the member's name."""
+"""Open families: metrics whose members a run names itself, such as its layers and tasks. The name of a row is the
+prefix of its members. In an alias ``*`` matches the member's name; without ``*`` the last part of the alias is the
+member's name.
+"""

@@ -1,8 +1,8 @@
-"""Control tokens (ends of turns, tags of tool calls and of thinking): their share, their probability, their order.
+"""Measure control tokens (ends of turns, tags of tool calls and of thinking): their share, probability and order.
 
-The collapse of a policy that uses tools begins at these tokens: their probabilities change while its skill stays
-(arXiv 2606.27026). A gap that sits at them, at the token after one, or at the first token of a response is that of a
-template or tokenizer which trainer and engine apply differently.
+The collapse of a policy that uses tools begins at these tokens: their probabilities change while its skill stays (arXiv
+2606.27026). A gap between trainer and engine at these tokens, at the token after one, or at the first token of a
+response is caused by a template or tokenizer which the two apply differently.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from rlwatch.tensors.mergeable import Mean, Stats
 from rlwatch.tensors.tokens import TokenBatch
 
 Tags = tuple[tuple[int, int], ...]
-"""Pairs of ids: of the token that opens a block, and of the one that closes it."""
+"""Pairs of token ids: of the token that opens a block, and of the one that closes it."""
 
 
 def places_of(ids: Tensor, control: tuple[int, ...]) -> Tensor:
-    """Return where ``ids`` (any shape, integers) are among ``control``, bool of the same shape."""
+    """Return True for each of ``ids`` (integers of any shape) that is one of the control tokens ``control``; same
+    shape.
+    """
     known = torch.tensor(control, dtype=ids.dtype, device="cpu").to(ids.device, non_blocking=True)
     return torch.isin(ids, known)
 
 
 def malformed(ids: Tensor, mask: Tensor, tags: Tags, cut: Tensor | None = None) -> Tensor:
-    """Return the responses whose tags do not pair up, (B,) bool.
+    """Return True for each response (B,) whose ``tags`` do not pair up.
 
     A block is closed that is not open, opened again inside itself, or still open at the end of a response. A response
-    that was ``cut`` (B,) may end inside a block. ``ids``, ``mask`` (B, T).
+    that was ``cut`` (B,) at the length limit may end inside a block. ``ids`` and ``mask`` are (B, T).
 
     >>> malformed(torch.tensor([[7, 1, 8], [8, 1, 7], [7, 1, 2]]), torch.ones(3, 3), ((7, 8),)).tolist()
     [False, True, True]
@@ -46,10 +48,10 @@ def malformed(ids: Tensor, mask: Tensor, tags: Tags, cut: Tensor | None = None) 
 
 
 def template_places(mask: Tensor, ids: Tensor | None, control: tuple[int, ...]) -> Tensor:
-    """Return the tokens (B, T) of ``mask`` that a template or tokenizer decides about, bool.
+    """Return a mask (B, T) bool of the tokens inside ``mask`` that depend on a template or tokenizer.
 
-    They are the first of each response, and, where ``ids`` and ``control`` are known, control tokens and those that
-    follow one.
+    They are the first of each response and, if ``ids`` and ``control`` are known, control tokens and those that follow
+    one.
     """
     on = mask.bool()
     first = on & (on.cumsum(-1) == 1)
@@ -62,10 +64,10 @@ def template_places(mask: Tensor, ids: Tensor | None, control: tuple[int, ...]) 
 
 
 def observe_control(batch: TokenBatch) -> Stats:
-    """Share and mean probability of control tokens among the sampled ones, and responses whose tags do not pair up.
+    """Return share and mean probability of control tokens among the sampled ones, and the share of malformed responses.
 
-    ``text/control_share``, ``text/control_prob``, ``text/control_malformed``; nothing where ids or control tokens are
-    unknown.
+    ``text/control_share``, ``text/control_prob``, ``text/control_malformed`` (see :func:`malformed`). Empty if token
+    ids or control tokens are unknown.
     """
     if batch.ids is None or not batch.control:
         return {}

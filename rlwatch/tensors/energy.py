@@ -1,9 +1,9 @@
-"""Realised energy of tokens: how hard a token pushes the logits, from the forward pass alone.
+"""Measure the realised energy of tokens: how hard a token pushes the logits, from the forward pass alone.
 
 The gradient of log p of a sampled token is, with respect to the logits, the one-hot vector of the token less the
 distribution. Its squared norm is w = 1 - 2 p + sum_v p_v^2. Times the squared advantage (and ratio) it is the part of
-the squared gradient norm that no weight of the model changes (Optimal Token Baseline, arXiv 2602.07078), known at every
-step without a backward pass. The sum over a response is its realised energy W.
+the squared gradient norm that no weight of the model changes (Optimal Token Baseline, arXiv 2602.07078). It is known at
+every step without a backward pass. The sum over a response is its realised energy W.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from rlwatch.tensors.tokens import TokenBatch, screen
 
 
 def token_energy(logp: Tensor, collision: Tensor) -> Tensor:
-    """W = 1 - 2 p + sum_v p_v^2 of each token, in [0, 2]; ``logp`` in nats, ``collision`` the sum, one shape.
+    """Return the energy w = 1 - 2 p + sum_v p_v^2 of each token, in [0, 2], in the shape of the arguments.
+
+    ``logp``: log p of the sampled tokens, nats. ``collision``: sum_v p_v^2 over the vocabulary.
 
     >>> token_energy(torch.tensor(0.5).log(), torch.tensor(0.5)).item()
     0.5
@@ -26,10 +28,10 @@ def token_energy(logp: Tensor, collision: Tensor) -> Tensor:
 
 
 def observe_energy(batch: TokenBatch) -> Stats:
-    """``policy/energy``: mean of w over tokens; ``energy_pushed``: mean of (A r)^2 w, r the ratio to the old policy;
-    ``energy_response``, ``energy_response_max``: sum of w over a response, mean and largest.
+    """Return statistics of the energy w of tokens; empty if the batch has no ``collision``.
 
-    Nothing where ``collision`` is not known.
+    ``policy/energy``: mean of w over tokens. ``policy/energy_pushed``: mean of (A r)^2 w, r the importance ratio.
+    ``policy/energy_response`` and ``energy_response_max``: sum of w over a response, mean and largest.
     """
     if batch.collision is None:
         return {}

@@ -38,9 +38,7 @@ class Softmax:
     collision: Tensor
 
     def logp(self, rows: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        """Return log-probs (n,) in nats of the entries ``ids`` (n,) of ``rows`` (n, V); NaN for an id outside [0,
-        V).
-        """
+        """Return log-probs (n,) in nats of the entries ``ids`` (n,) of ``rows`` (n, V); NaN for ids outside it."""
         known = (ids >= 0) & (ids < rows.shape[-1])
         chosen = rows.gather(-1, ids.clamp(0, rows.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
         return torch.where(known, (widen(chosen) - self.top) / temperature - self.log_total, torch.nan)
@@ -48,6 +46,8 @@ class Softmax:
 
 def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = None, collision: bool = False) -> Softmax:
     """Return the softmax sums of ``rows`` (n, V) / ``temperature``; ``tile``: number of elements widened at a time.
+
+    ``collision``: whether to compute the sum of the squared probabilities as well.
 
     Raises ``ValueError`` for a temperature or a tile that is not positive.
     """
@@ -130,7 +130,12 @@ def token_logp_entropy(
 def token_logp_entropy_collision(
     logits: Tensor, ids: Tensor, *, temperature: float = 1.0, tile: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`token_logp_entropy`, and the sum of the squared probabilities, in one pass; all (...)."""
+    """Return log-probs and entropy as :func:`token_logp_entropy` does, and the sum of the squared probabilities; all
+    (...).
+
+    All three are computed in one pass over ``logits`` (..., V). Raises ``ValueError`` for a temperature or a tile that
+    is not positive.
+    """
     return _of_tokens(logits, ids, temperature, tile, collision=True)
 
 

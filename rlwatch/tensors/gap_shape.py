@@ -154,8 +154,8 @@ class RoomRatio(Stat):
 
     @classmethod
     def of(cls, size: Tensor, room: Tensor, chosen: Tensor, mask: Tensor) -> Self:
-        """Sum ``size`` and its scale ``room`` (of one shape, >= 0) inside ``mask``, separately where ``chosen`` (bool)
-        is set.
+        """Sum ``size`` and its scale ``room`` (of one shape, >= 0) inside ``mask``, for ``chosen`` (bool) elements and
+        others.
         """
         on = mask.bool()
         sums = [keep(x, side, 0.0).sum() for side in (on & ~chosen, on & chosen) for x in (size, room)]
@@ -195,15 +195,16 @@ def place_stats(gap: LogProbGap) -> Stats:
 
 
 def room_of(gap: LogProbGap) -> Tensor:
-    """Return 1 - p of each token, p the trainer's probability: how far a noise of the logits can move it."""
+    """Return 1 - p of each token (B, T), p the trainer's probability: how far noise of the logits can change p."""
     return -torch.expm1(gap.trainer)
 
 
 def template_stats(gap: LogProbGap, places: Tensor) -> Stats:
-    """``template_ratio``: |d| over 1 - p at ``places`` (B, T, bool) over the same elsewhere; ``template_share``: the
-    share of the summed |d| that is there.
+    """Return how much of the gap d between trainer and engine lies at tokens that depend on a template or tokenizer.
 
-    1 where a noise does not know templates, far above it where trainer and engine apply them differently.
+    ``places`` (B, T) bool marks these tokens. ``mismatch/template_ratio``: |d| over 1 - p at these tokens over the same
+    at the others. It is 1 for noise, which does not depend on templates, and far above 1 if trainer and engine apply
+    them differently. ``mismatch/template_share``: their share of the summed |d|.
     """
     size = gap.d.abs()
     return {
@@ -213,11 +214,12 @@ def template_stats(gap: LogProbGap, places: Tensor) -> Stats:
 
 
 def routing_contrast(gap: LogProbGap, experts: Tensor, rollout_experts: Tensor, mask: Tensor) -> Stats:
-    """``routing_ratio``: |d| over 1 - p of tokens whose predecessor went to other experts, over the same of the others.
+    """Return ``mismatch/routing_ratio``: how much larger the gap is after tokens that went to different experts.
 
-    A token's experts decide about the log-prob of the next one. 1 where the router follows a noise, as it does where
-    everything is rounded; far above 1 where the router is what differs. Nothing where the two routings (B, T, layers,
-    k) differ in shape or device.
+    It is |d| over 1 - p of tokens whose predecessor went to different experts in trainer and engine, over the same of
+    the other tokens, because a token's experts determine the log-prob of the next one. It is 1 if the router follows
+    noise, as it does if everything is rounded; far above 1 if the router is what differs. ``experts``,
+    ``rollout_experts``: (B, T, layers, k); empty if they differ in shape or device.
     """
     alike = experts.shape == rollout_experts.shape and experts.device == rollout_experts.device == mask.device
     if not alike or experts.dim() != 4 or not experts.shape[2] or mask.shape[1] < 2:

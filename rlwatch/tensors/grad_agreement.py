@@ -1,10 +1,10 @@
-"""Agreement of the gradients of a step's micro-batches: signal, or noise that cancels in their sum?
+"""Measure the agreement of the gradients of a step's micro-batches: signal, or noise that cancels in their sum.
 
-Gradients accumulate, so that the gradient of a micro-batch is the difference of what ``.grad`` holds before and after
-its backward pass. Up to ``SAMPLED`` elements of up to ``TENSORS`` tensors are followed. With g_i of n micro-batches the
-agreement is the mean product of two different ones over their mean square: 1 where all are equal, 0 where they have
-nothing in common, -1/(n - 1) where they cancel. An unstable gradient norm together with a low effective sample size
-precedes collapse (VCPO, arXiv 2602.17616).
+Gradients accumulate, so that the gradient of a micro-batch is the difference of ``.grad`` before and after its backward
+pass. Up to ``SAMPLED`` elements of up to ``TENSORS`` tensors are followed. With g_i of n micro-batches the agreement is
+the mean product of two different ones over their mean square. It is 1 if all are equal, 0 if they have nothing in
+common, -1/(n - 1) if they cancel. An unstable gradient norm together with a low effective sample size precedes collapse
+(VCPO, arXiv 2602.17616).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rlwatch.tensors.weight_gap import COMPARED, elements_at, places_of
 
 NAME = "optim/grad_agreement"
 TENSORS = 32
-"""Tensors that are followed, evenly spaced over the model."""
+"""Most tensors that are followed, evenly spaced over the model."""
 PASSES = 16
-"""Micro-batches of a step that are followed."""
+"""Most micro-batches of a step that are followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement(Stat):
     """Mean product of the gradients of two micro-batches over their mean square, in [-1, 1]; pairs of one rank only.
 
-    ``across_pairs``: sum over ranks of |sum g|^2 - sum |g|^2; ``own``: of (n - 1) sum |g|^2. ``count``: micro-batches
-    less ranks. Settled, absent where no gradient moved.
+    ``across_pairs``: sum over ranks of |sum g|^2 - sum |g|^2; ``own``: sum over ranks of (n - 1) sum |g|^2. ``count``:
+    number of micro-batches less that of ranks. Not measured if no gradient changed.
     """
 
     across_pairs: Tensor
@@ -76,11 +76,14 @@ class GradientTrail:
         self._looks: _Looks | None = None
 
     def forget(self) -> None:
-        """Begin the next step."""
+        """Drop the gradients that were read, to begin the next step."""
         self._parameters = self._looks = None
 
     def look(self, parameters: Iterable[nn.Parameter], turn: int = 0) -> None:
-        """Read the gradients before or after a backward pass; ``turn`` counts the steps. Waits for nothing."""
+        """Read the gradients of ``parameters`` before or after a backward pass, without waiting for the device.
+
+        ``turn``: number of the step; different steps sample different elements.
+        """
         if self._looks is not None and self._looks.count > PASSES:
             return
         if self._parameters is None:
@@ -92,9 +95,10 @@ class GradientTrail:
         self._looks = _Looks(now, now, none, none) if self._looks is None else self._looks.then(now)
 
     def stats(self) -> Stats:
-        """``optim/grad_agreement`` of what was followed. Nothing where fewer than two gradients were seen.
+        """Return ``optim/grad_agreement`` of the micro-batches of this step; empty if fewer than two gradients were
+        read.
 
-        Absent also where the first look found gradients of an earlier step, which the loop clears later.
+        Not measured either if the first read found gradients of an earlier step, which the loop clears later.
         """
         looks = self._looks
         if looks is None or looks.count < 3:

@@ -513,11 +513,12 @@ def routing_stats(
 
 
 def router_shift_stats(experts: Tensor, old_experts: Tensor, mask: Tensor) -> Stats:
-    """Compare the routing of the policy being updated with that of the policy that the update began with.
+    """Compare the experts chosen by the policy being updated with those of the policy that the update began with.
 
-    Both (B, T, layers, k) over ``mask`` (B, T): nothing where the two differ in shape, or do not lie on its device.
-    ``router_token_frac``: share of tokens that differ in at least one layer; ``router_layer_frac``: share of (token,
-    layer) pairs. Such a shift makes ratios volatile and precedes collapse (arXiv 2510.23027).
+    ``experts`` and ``old_experts`` are (B, T, layers, k), ``mask`` (B, T). ``ratio/router_token_frac``: share of tokens
+    that differ in at least one layer. ``ratio/router_layer_frac``: share of (token, layer) pairs. Such a shift makes
+    ratios volatile and precedes collapse (arXiv 2510.23027). Empty if the two differ in shape, or do not lie on the
+    device of ``mask``.
     """
     alike = experts.shape == old_experts.shape and experts.device == old_experts.device == mask.device
     if not alike or experts.dim() != 4 or not experts.shape[2]:

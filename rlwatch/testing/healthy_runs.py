@@ -378,5 +378,5 @@ def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[
 
 
 def mean_metrics(chunk: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metric-wise mean of steps that measured the same."""
+    """Return the mean of each metric over several steps, which all have the same metrics."""
     return {name: math.fsum(step[name] for step in chunk) / len(chunk) for name in chunk[0]}

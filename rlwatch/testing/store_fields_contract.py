@@ -52,7 +52,7 @@ MORE: dict[str, Any] = {
     "tones": ["a", "b"],
     "calm": False,
 }
-"""Values of fields that only a newer rlwatch knows, as JSON."""
+"""Values of the fields that only a newer rlwatch knows, as JSON."""
 _NEWER_VALUES = {**MORE, "tones": ("a", "b")}
 
 

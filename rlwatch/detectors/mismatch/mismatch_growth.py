@@ -42,10 +42,13 @@ SCALES = {
     "mismatch/log_ppl_absdiff": MismatchScale(noise=0.04, severe=0.25),
     "mismatch/mult_prob_error": MismatchScale(noise=0.02, severe=0.1, zero=1.0),
 }
-"""Healthy: bf16 sampler mean |d| 0.0014-0.004, MoE 0.027, probability 0.006-0.008; k3 dense below 1e-3, MoE to 1e-1;
+"""Bounds of the mismatch metrics.
+
+Healthy: bf16 sampler mean |d| 0.0014-0.004, MoE 0.027, probability 0.006-0.008; k3 dense below 1e-3, MoE to 1e-1;
 log-perplexity 0.003-0.07. Alarmed elsewhere: |kl| 0.1 (verl's example), logprob difference 0.1 (slime's gate),
 multiplicative error past 1.01 to 1.02, and 1.05 to 1.1 fails (NeMo-RL). A public collapse went from 0.069 to 0.38 in
-log-perplexity."""
+log-perplexity.
+"""
 
 BANDS = (
     RiseLimit("mismatch/k3", 0.1, 0.0),
@@ -67,7 +70,7 @@ correlation), on both sides where a ratio has two."""
 # A steady rise of a positive quantity, as mismatch that feeds on itself grows: by a factor per step.
 
 LEAST = math.log(1.25)
-"""Rise of the logarithm over the window below which it may be chance."""
+"""Rise of the logarithm over the window; a smaller one may be chance."""
 SURE = 4.0
 """Standard errors from which a rise is significant; neighbouring rows are correlated, so 2 would be few."""
 STEADY = 0.35

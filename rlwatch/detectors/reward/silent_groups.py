@@ -13,7 +13,7 @@ from rlwatch.wording import number
 MOST, HALF = 0.7, 0.55
 """Shares of samples in groups with equal rewards: most of the batch is wasted, and more than half of it is."""
 RISE, LARGE_RISE = 0.2, 0.3
-"""Rise over the run's beginning below which the level is normal for the run; the larger one for more than half."""
+"""Rise over the run's beginning; a smaller one is normal for the run. The larger one applies to ``HALF``."""
 SIDE = 2.0 / 3.0
 """Share of the groups with equal rewards that must be all right, or all wrong, to be one-sided."""
 FEW = 1.0 / 3.0

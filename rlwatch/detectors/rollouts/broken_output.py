@@ -21,7 +21,7 @@ OF_BOTH = ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff")
 SHORTEST_RUN = 2.0
 """Fewest consecutive tokens of id 0 that are a run."""
 MANY = 0.5
-"""Share from which the weights or the engine must be broken, not single slots of it."""
+"""Share of responses from which the weights or the whole engine must be broken, not single slots of it."""
 
 
 class Id0Run(BaseDetector):

@@ -26,7 +26,7 @@ LOW = 0.5
 BELOW = 0.1
 """Share of the level below zero at which an estimate is signed (k1): it may pass through zero."""
 CONFIRM = 2
-"""Rows after a fall that must confirm it; rows after a resume that must lie high."""
+"""Rows after a fall that must confirm it, and rows after a resume that must lie high."""
 JUMPED = 3.0
 """Factor over its extrapolated growth since the reset that KL must exceed after a resume for a reset to be lost."""
 EARLY = 5
