@@ -26,8 +26,7 @@ from typing import ClassVar
 from rlwatch.importers.base import OTHER_RANK, FormatMatch, ImportedRow, LineImporter, LineParser
 from rlwatch.importers.lines import LARGEST_STEP, Segments, TextLine, without_prefix
 from rlwatch.importers.loop_kinds import BELOW, NO_ROW, Kinds, Offer
-from rlwatch.importers.loop_lines import NUMBERS, LineReader, ParsedLine
-from rlwatch.importers.loop_pairs import STEP_NAMES, is_step
+from rlwatch.importers.loop_pairs import NUMBERS, STEP_NAMES, LineReader, ParsedLine, is_step
 from rlwatch.importers.single_records import of_a_step
 from rlwatch.metrics import Family, resolve
 

@@ -15,21 +15,15 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers.aim_repository import AIM_NAME, AimRepository, aim_repository
 from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import FormatMatch, ImportedRow, ImportedRun, Importer, LineImporter, LogReading
-from rlwatch.importers.block_console import BlockConsole
 from rlwatch.importers.clearml_offline import ClearMlOffline
-from rlwatch.importers.console_table import ConsoleTable
-from rlwatch.importers.csv_table import LongTable, WideTable
-from rlwatch.importers.data_frame import is_table, plain, tables_of
-from rlwatch.importers.databases import RunDatabase
+from rlwatch.importers.data_frame import ParquetTable, is_table, plain, tables_of
+from rlwatch.importers.databases import MlflowFiles, RunDatabase, runs_of_mlflow
 from rlwatch.importers.json_document import JsonDocument, JsonDocumentReading
 from rlwatch.importers.json_logs import FlatJsonLines, TrainerState, VerlJsonLines
 from rlwatch.importers.lines import MOST_RUNS, blocks, shown
 from rlwatch.importers.loop_console import LoopConsole
-from rlwatch.importers.markdown_table import MarkdownTable
-from rlwatch.importers.mlflow_files import MlflowFiles, runs_of_mlflow
 from rlwatch.importers.naming import NONE, Naming
 from rlwatch.importers.notebook import Notebook
-from rlwatch.importers.parquet import ParquetTable
 from rlwatch.importers.pattern_console import PREFIX, pattern_console
 from rlwatch.importers.refusals import (
     NO_LOG_OF_WANDB,
@@ -43,7 +37,8 @@ from rlwatch.importers.refusals import (
 )
 from rlwatch.importers.swanlab_runs import SwanLabRun
 from rlwatch.importers.tensorboard_events import TensorBoardEvents, event_files, is_event_file
-from rlwatch.importers.trainer_consoles import MegatronConsole, OpenRlhfConsole, RollConsole, SlimeConsole
+from rlwatch.importers.text_tables import ConsoleTable, LongTable, MarkdownTable, WideTable
+from rlwatch.importers.trainer_consoles import BlockConsole, MegatronConsole, OpenRlhfConsole, RollConsole, SlimeConsole
 from rlwatch.importers.trl_console import TrlConsole
 from rlwatch.importers.verl_console import VerlConsole
 from rlwatch.importers.wandb_runs import WandbOffline

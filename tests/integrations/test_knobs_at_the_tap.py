@@ -8,8 +8,8 @@ from torch.optim import SGD
 from transformers import TrainerCallback
 
 from rlwatch.diagnosis import KnobTracker, diagnose
-from rlwatch.integrations.knobs import MOST_CHANGES, TrainerSettings, attributes, rates
 from rlwatch.integrations.torch import Watcher
+from rlwatch.integrations.trainer_settings import MOST_CHANGES, TrainerSettings, attributes, rates
 from rlwatch.integrations.transformers import RLWatchCallback
 from rlwatch.integrations.transformers import watch as watch_plain
 from rlwatch.integrations.trl import watch

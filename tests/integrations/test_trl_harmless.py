@@ -263,7 +263,7 @@ def test_a_trainer_without_the_private_methods_is_watched_as_any_trainer(tmp_pat
     """Renamed internals: one warning that names them, the log rows and what every Trainer has."""
     trainer, run = make_trainer(tmp_path, max_steps=1), FakeRun()
     needs = {f"{name}_renamed" if name == method else name: p for name, p in taps_needs().items()}
-    monkeypatch.setattr("rlwatch.integrations.trl.compat.NEEDS", needs)
+    monkeypatch.setattr("rlwatch.integrations.trl.taps.NEEDS", needs)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         watch(trainer, run=run)
     trainer.train()
@@ -277,7 +277,7 @@ def test_a_trainer_without_the_private_methods_is_watched_as_any_trainer(tmp_pat
 
 
 def taps_needs():
-    from rlwatch.integrations.trl.compat import NEEDS
+    from rlwatch.integrations.trl.taps import NEEDS
 
     return NEEDS
 

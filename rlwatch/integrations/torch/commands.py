@@ -14,17 +14,16 @@ from torch import Tensor, nn
 
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.adjusting import ADJUSTABLE, Adjust, Setting, SyncWeights, Values
 from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
 from rlwatch.integrations.held_updates import Hold, SkipStep
-from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.learning_rate import FIXED, SCALE, LowerLR, Paced, RaiseLR
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshot_state import Holdings
 from rlwatch.integrations.snapshots import Snapshots, TakeTogether, keeper_of
+from rlwatch.integrations.trainer_settings import ADJUSTABLE, Adjust, Setting, SyncWeights, Values, rates
 from rlwatch.integrations.weights import REF, unwrapped
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command

@@ -19,12 +19,12 @@ from rlwatch.error_boundary import Contained, ErrorBoundary, Reported, Tapped, c
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.compat import installed, lacking
 from rlwatch.integrations.crash import cause_of, reason_of
-from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.ranks import begin_together
 from rlwatch.integrations.snapshots import Snapshots, checked, keeper_of
 from rlwatch.integrations.stages import StepStages, tap_stages
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
+from rlwatch.integrations.trainer_settings import rates
 from rlwatch.integrations.transformers.commands import Latest, LoopControl, StepEndCommands, holdings
 from rlwatch.integrations.transformers.compat import LOSS, init_arguments, unclippable
 from rlwatch.integrations.transformers.taps import TrainerTaps

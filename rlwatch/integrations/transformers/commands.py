@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.adjusting import Adjust, Setting, Values
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, Stop
 from rlwatch.integrations.held_updates import Hold, SkipStep
 from rlwatch.integrations.learning_rate import LowerLR, Paced, RaiseLR
@@ -19,6 +18,7 @@ from rlwatch.integrations.ranks import Ranks, RunRanks
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshot_state import INSTEAD, Holdings
 from rlwatch.integrations.snapshots import SnapshotKeeper, TakeTogether
+from rlwatch.integrations.trainer_settings import Adjust, Setting, Values
 from rlwatch.integrations.transformers.compat import fsdp2, sharding_engine
 from rlwatch.ports import CommandHandler
 

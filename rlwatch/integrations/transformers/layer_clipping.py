@@ -21,8 +21,7 @@ from rlwatch.clipping import Clipped, ClipRule, LayerClip
 from rlwatch.error_boundary import ErrorBoundary, Tapped, copied, guarded
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.compat import lacking
-from rlwatch.integrations.transformers.checkpoints import ResumedFrom
-from rlwatch.integrations.transformers.compat import ACCELERATOR, HIDDEN, sharding_engine
+from rlwatch.integrations.transformers.compat import ACCELERATOR, HIDDEN, ResumedFrom, sharding_engine
 
 logger = logging.getLogger("rlwatch")
 FILE = "rlwatch_layer_clip.pt"

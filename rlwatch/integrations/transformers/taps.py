@@ -15,9 +15,9 @@ from torch import Tensor
 from rlwatch.clipping import Clipped
 from rlwatch.error_boundary import ErrorBoundary, Tapped
 from rlwatch.integrations.compat import lacking, vocab_size_of
-from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.trainer_settings import rates
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, sharding_engine, unseen
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.tensors.grad_agreement import GradientTrail

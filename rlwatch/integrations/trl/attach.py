@@ -14,20 +14,19 @@ from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.canaries import Canaries, Canary, CanaryScorer
 from rlwatch.integrations.completions import KeepCompletions
-from rlwatch.integrations.knobs import SETTING
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, localiser_of
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.snapshots import SnapshotKeeper, Snapshots, checked, keeper_of
 from rlwatch.integrations.stages import tap_stages
 from rlwatch.integrations.step_tally import Decode
+from rlwatch.integrations.trainer_settings import SETTING
 from rlwatch.integrations.transformers.attach import RLWatchCallback, StepCallback, refuse_twice, report_crashes, tap
 from rlwatch.integrations.transformers.commands import holdings
 from rlwatch.integrations.trl.batch import Sampled
 from rlwatch.integrations.trl.commands import Control
-from rlwatch.integrations.trl.compat import obstacle
 from rlwatch.integrations.trl.localise import wished
-from rlwatch.integrations.trl.taps import TrlTaps
+from rlwatch.integrations.trl.taps import TrlTaps, obstacle
 from rlwatch.integrations.trl.verifiers import canary_scores
 from rlwatch.integrations.trl.verifiers import checked as checked_canaries
 from rlwatch.integrations.weight_sync import EVENT

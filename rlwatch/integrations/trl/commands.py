@@ -8,17 +8,15 @@ from typing import Any
 
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.adjusting import Adjust, Setting, SyncWeights, Values
 from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SetKLCoef
 from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshots import SnapshotKeeper, TakeTogether
-from rlwatch.integrations.transformers.checkpoints import ResumedFrom
+from rlwatch.integrations.trainer_settings import Adjust, Setting, SyncWeights, Values
 from rlwatch.integrations.transformers.commands import TrainerLoop
-from rlwatch.integrations.transformers.compat import fsdp2
-from rlwatch.integrations.trl.compat import sharding_engine
+from rlwatch.integrations.transformers.compat import ResumedFrom, fsdp2, sharding_engine
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 

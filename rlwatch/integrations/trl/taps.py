@@ -14,11 +14,12 @@ from typing_extensions import override
 
 from rlwatch.error_boundary import ErrorBoundary, Tapped
 from rlwatch.integrations.canaries import CanaryScorer
+from rlwatch.integrations.compat import Needs, installed, lacking
 from rlwatch.integrations.control_tokens import control_tokens
-from rlwatch.integrations.knobs import TrainerSettings, attributes
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.trainer_settings import TrainerSettings, attributes
 from rlwatch.integrations.transformers.taps import TrainerTaps, loss_stats
 from rlwatch.integrations.trl.batch import (
     GenerationPasses,
@@ -237,3 +238,20 @@ class TrlTaps(TrainerTaps):
         run = self._seam.run
         if scored is not None and run is not None:
             self.sampled.offer(run, self.trainer, scored, logps)
+
+
+# Checks of the private methods of a TRL trainer that rlwatch wraps.
+
+NEEDS: Needs = {
+    "_compute_loss": ("model", "inputs"),
+    "_get_per_token_logps_and_entropies": ("compute_entropy",),
+    "_calculate_rewards": ("completion_ids_list",),
+    "_generate_and_score_completions": (),
+}
+"""Private methods that are wrapped, and the parameters by which each is recognised."""
+
+
+def obstacle(trainer: Any) -> str | None:
+    """Return the reason why tokens of ``trainer`` cannot be measured; None if they can."""
+    reason = lacking(trainer, NEEDS)
+    return None if reason is None else f"{reason} (TRL {installed('trl')}); tokens are read of GRPO and RLOO"

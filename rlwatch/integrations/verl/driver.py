@@ -38,8 +38,7 @@ from rlwatch.integrations.verl.batch import (
     StepBatch,
     pieces,
 )
-from rlwatch.integrations.verl.checkpoints import Checkpoints
-from rlwatch.integrations.verl.commands import Coefficient, handlers
+from rlwatch.integrations.verl.commands import Checkpoints, Coefficient, handlers
 from rlwatch.integrations.verl.compat import in_words
 from rlwatch.integrations.verl.heartbeat import failing
 from rlwatch.integrations.verl.ranks import Answers, Reply, Workers, accepted

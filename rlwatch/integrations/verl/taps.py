@@ -21,9 +21,9 @@ from typing_extensions import override
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.compat import lacking
-from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import BEFORE, StepTally, core, everything
+from rlwatch.integrations.trainer_settings import rates
 from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
 from rlwatch.integrations.verl.compat import STEPS
 from rlwatch.integrations.verl.localise import RankLocalising

@@ -1,4 +1,4 @@
-"""Reading of CSV tables: long (``run_id,step,metric,value``) and wide (``step,loss,reward,...``).
+"""Reading of tables as text: CSV files (``run_id,step,metric,value`` or ``step,loss,...``), in consoles, in Markdown.
 
 Both may hold several runs (with a ``run_id`` column) or one (without). Separators are comma, semicolon, tab and bar;
 with all but the comma a number may have a decimal comma. Comment lines (``#``) before the header, and repeated headers,
@@ -14,11 +14,11 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import STEP_FIELDS, ImportedRow, LineImporter, LineParser, number, step_of
-from rlwatch.importers.lines import TextLine, shown
+from rlwatch.importers.base import STEP_FIELDS, ImportedRow, LineImporter, LineParser, metrics_of, number, step_of
+from rlwatch.importers.lines import LONGEST_NAME, TextLine, shown, without_prefix
 from rlwatch.importers.single_records import REASON, may_be_of_single, of_single
 
 _RUN_COLUMNS = ("run_id", "run")
@@ -245,3 +245,183 @@ class WideTable(LineImporter):
     expects: ClassVar[str] = "CSV header 'step,<metric>,<metric>...'"
     weight: ClassVar[float] = 0.7
     parser: ClassVar[type[LineParser]] = WideTableParser
+
+
+# Reading of a table in console output: a header with a word for the step, then rows of numbers.
+#
+# That is a CSV after the first output of a program, or columns that a loop prints with blanks between them. Separators
+# are comma, semicolon, tab and blanks. With semicolons and tabs a number may have a decimal comma; between blanks a
+# comma separates thousands, as in all other lines of a console. A header counts once a row follows it: as many cells,
+# a whole step, and only numbers. An empty cell was not measured. A repeated header changes nothing; a different one
+# begins other columns. A printed ``DataFrame`` has one cell more than its header, its index.
+
+BLANKS = " "
+LONGEST = 20_000
+"""Largest number of characters in a row."""
+_NAME = re.compile(r"[A-Za-z_%][^,;\t|]*")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
+_RULE = re.compile(r"[\s\-=+|_─━═]*")
+_OTHER = "a line of as many cells as the table has that is no row of it"
+
+
+class _Header(NamedTuple):
+    """Names of the columns, the index of the step among them, and the separator of cells."""
+
+    columns: tuple[str, ...]
+    step: int
+    separator: str
+
+
+class ConsoleTableParser(LineParser):
+    """Parser that searches for a header and its first row, then reads the rows of the table."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._header: _Header | None = None
+        self._candidates: list[_Header] = []
+        """Headers that the line before may be, one for each separator."""
+
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
+        """Yield the row in the line ``segment``, if it belongs to a table."""
+        if len(segment.text) > LONGEST:
+            return
+        text = without_prefix(segment.text)
+        if _RULE.fullmatch(text):
+            return
+        for header in (*([self._header] if self._header else []), *self._candidates):
+            row = _row(header, text, segment.line)
+            if row is not None:
+                self._header, self._candidates, self.recognised = header, [], True
+                yield row
+                return
+        self._candidates = [header for header in _headers(text) if header != self._header]
+        known = self._header
+        if known and not self._candidates and len(_split(text, known.separator)) == len(known.columns) > 2:
+            self.skips.add(_OTHER, segment.line)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    return text.split() if separator == BLANKS else cells_of_line(text, separator)
+
+
+def _plain(cell: str, separator: str) -> str:
+    """Return the text of a number without separators of thousands, and with a decimal point."""
+    if separator != BLANKS:
+        return plain_number(cell, separator)
+    return cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell
+
+
+def _headers(text: str) -> Iterator[_Header]:
+    """Yield the headers that a line may be, by each separator."""
+    for separator in (*SEPARATORS, BLANKS):
+        columns = tuple(_split(text, separator)) if separator in text else ()
+        if len(columns) < 2 or not all(_NAME.fullmatch(name) and len(name) <= LONGEST_NAME for name in columns):
+            continue
+        lower = [name.lower() for name in columns]
+        step = next((lower.index(name) for name in STEP_COLUMNS if name in lower), -1)
+        if step >= 0 and len(set(lower)) == len(lower):
+            yield _Header(columns, step, separator)
+
+
+def _row(header: _Header, text: str, line: int) -> ImportedRow | None:
+    """Return the row of a line below ``header``; None if it is no row."""
+    cells = _split(text, header.separator)
+    if header.separator == BLANKS and len(cells) == len(header.columns) + 1 and cells[0].isdecimal():
+        del cells[0]
+    if len(cells) != len(header.columns):
+        return None
+    decimals = [_plain(cell, header.separator) for cell in cells]
+    try:
+        step = step_of(decimals[header.step])
+    except ValueError:
+        return None
+    metrics: dict[str, float] = {}
+    for index, (name, cell) in enumerate(zip(header.columns, decimals, strict=True)):
+        value = number(cell) if cell else None
+        if cell and value is None:
+            return None
+        if value is not None and index != header.step:
+            metrics[name] = value
+    return ImportedRow(step, metrics, line) if metrics else None
+
+
+class ConsoleTable(LineImporter):
+    """Importer of a table that a program prints between other lines."""
+
+    name: ClassVar[str] = "console-table"
+    expects: ClassVar[str] = "header 'step reward ...' with a row of numbers below"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"step", b"Step", b"STEP", b"iter", b"Iter", b"update", b"Update", b"poch")
+    weight: ClassVar[float] = 0.25
+    """Confidence in this format, below that in custom loops, which may also print a small table."""
+    parser: ClassVar[type[LineParser]] = ConsoleTableParser
+
+
+# Reading of Markdown tables with a column ``Step``: model cards of Hugging Face's trainers, and tables pasted into
+# issues.
+#
+# The table of a card holds evaluations: if it has a column ``Validation Loss``, all columns but ``Training Loss`` and
+# ``Epoch`` come from held-out data, and are called ``eval/...``. ``No log`` means not measured; ``nan`` and ``inf``
+# are values. A second table begins another attempt.
+
+_MARKDOWN_RULE = re.compile(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?\|?\s*")
+_STEP = "step"
+_HELD_OUT = "Validation Loss"
+_OF_TRAINING = frozenset({"Training Loss", "Epoch", "Step"})
+_NOTHING = frozenset({"No log", "No Log", ""})
+
+
+class MarkdownTableParser(LineParser):
+    """Parser of Markdown tables, each of whose rows holds its step."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._above: list[str] = []
+        self._columns: list[str] = []
+
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
+        """Yield the row in the line ``segment``, if it belongs to a table with a column ``Step``."""
+        cells = cells_of(segment.text) if "|" in segment.text and len(segment.text) <= LONGEST else []
+        above, self._above = self._above, cells
+        if len(cells) == len(above) > 1 and _MARKDOWN_RULE.fullmatch(segment.text):
+            self._columns = above if _STEP in map(str.lower, above) else []
+        elif self._columns and len(cells) == len(self._columns):
+            self.recognised = True
+            yield from self._row(dict(zip(self._columns, cells, strict=True)), segment.line)
+        else:
+            self._columns = []
+
+    def _row(self, named: dict[str, str], line: int) -> Iterator[ImportedRow]:
+        field = next(name for name in named if name.lower() == _STEP)
+        try:
+            step = step_of(named.pop(field))
+        except ValueError as error:
+            self.skips.add(str(error), line)
+            return
+        held_out = _HELD_OUT in named
+        measured = {
+            name if not held_out or name in _OF_TRAINING else f"eval/{name}": cell
+            for name, cell in named.items()
+            if cell not in _NOTHING and 0 < len(name) <= LONGEST_NAME
+        }
+        yield ImportedRow(step, metrics_of(measured, self.skips, line), line)
+
+
+def cells_of(line: str) -> list[str]:
+    """Return the cells of a line of a Markdown table.
+
+    >>> cells_of("| Step | Training Loss |"), cells_of("1 | 0.5")
+    (['Step', 'Training Loss'], ['1', '0.5'])
+    """
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+class MarkdownTable(LineImporter):
+    """Importer of a Markdown table in a model card or another text."""
+
+    name: ClassVar[str] = "markdown"
+    expects: ClassVar[str] = "Markdown table with a column 'Step'"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"Step", b"step")
+    weight: ClassVar[float] = 0.72  # above tables with bars: a rule below the names is a surer mark
+    parser: ClassVar[type[LineParser]] = MarkdownTableParser
