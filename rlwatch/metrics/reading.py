@@ -90,9 +90,7 @@ class Reading:
 
     @property
     def closeness(self) -> int:
-        """How closely the name fits: 0 the canonical name, 1 the same quantity, 2 a proxy, from 3 a guess by its
-        words.
-        """
+        """Rank of the match, best first: 0 canonical, 1 same quantity, 2 approximation, from 3 guessed by words."""
         if self.guess:
             return 2 + self.guess
         if self.alias is None:

@@ -239,7 +239,7 @@ _BY_WORDS, _ALONE = "guessed from its name", "the only reward of the run"
 
 
 class Taken(NamedTuple):
-    """How one metric name of a run's log is used.
+    """The use of one metric name of a run's log: the canonical metric that it is read as, or why it is not used.
 
     Attributes
     ----------

@@ -52,7 +52,7 @@ class ImporterContract:
     """Names of two metrics as the source of the log uses them, at least one of them known to rlwatch."""
     filename: ClassVar[str] = "run.log"
     nonfinite: ClassVar[Mapping[str, float]] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-    """What the source's notation of NaN, Inf and -Inf is read as."""
+    """The values that the source's notation of NaN, Inf and -Inf is read as."""
 
     def write(self, rows: Sample) -> bytes:
         """Return the log of a run with these ``rows``, as the source writes it; more rows must make it longer."""
