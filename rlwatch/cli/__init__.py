@@ -1,5 +1,6 @@
-"""The ``rlwatch`` command: one file per command, printing only.
+"""The ``rlwatch`` command line: one module for each command, which parses options and prints.
 
-``entry`` is the console script, ``app`` the tree of commands. What a command knows comes from the floors
-below; what is not printing lives in small modules of its own here (``lookup``, ``strict_json``, ``wording``).
+``entry`` is the console script and ``app`` the tree of commands. Commands get their results from the other packages of
+rlwatch; modules here that are not commands (``console``, ``options``, ``view_text``, ``background``) are shared by
+several commands.
 """

@@ -1,4 +1,4 @@
-"""``python -m rlwatch.cli``: the same as the ``rlwatch`` script."""
+"""Make ``python -m rlwatch.cli`` run the ``rlwatch`` command."""
 
 from rlwatch.cli.entry import main
 

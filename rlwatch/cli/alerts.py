@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = ("alert_id", "state", "severity", "kind", "run_id", "onset_step", "step")
-"""Columns of the list, before delivery and message."""
+"""Columns of the list of alerts, to the left of the delivery and the message."""
 EPILOG = examples(
     "rlwatch alerts list",
     "rlwatch alerts list math-7b-s3",
@@ -85,7 +85,9 @@ def _why_quiet(store: Store, found: Sequence[Alert], run_id: str | None, config:
 
 
 def alert_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON]:
-    """Return the alert and, under ``delivery``, its messages without their payload."""
+    """Return the fields of ``alert`` as plain values, plus ``delivery``: those of ``messages`` that concern the alert,
+    without their payload.
+    """
     from rlwatch.alerts.matching import alert_ids
 
     mine = [message for message in messages if alert.alert_id in alert_ids(message)]
@@ -386,10 +388,12 @@ LIST = "list"
 
 
 class ListsUnlessTold(TyperGroup):
-    """``rlwatch alerts RUN`` is ``rlwatch alerts list RUN``, unless RUN is the name of a command."""
+    """Command group that reads ``rlwatch alerts RUN`` as ``rlwatch alerts list RUN``, unless RUN is the name of a
+    command.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the default command if none is named."""
+        """Parse the arguments of ``rlwatch alerts``, after inserting ``list`` in front if they name no command."""
         named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
         return super().parse_args(ctx, args if named else [LIST, *args])
 

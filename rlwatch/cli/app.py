@@ -1,4 +1,4 @@
-"""The tree of commands. One line each: name, function, examples; the rest is in the command's own file."""
+"""The tree of ``rlwatch`` commands, one line for each: name, function and examples."""
 
 from __future__ import annotations
 

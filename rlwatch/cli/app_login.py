@@ -29,10 +29,10 @@ from rlwatch.wording import local_moment, plural
 
 OPERATOR, VIEWER = "operator", "viewer"
 VARIABLES = {OPERATOR: "RLWATCH_UI_TOKEN", VIEWER: "RLWATCH_UI_VIEWER_TOKEN"}
-"""The variable that sets the token of each role; with ``_FILE`` appended, the one that names a file with it."""
+"""Environment variable of each role's login token; the variable with ``_FILE`` appended names a file with the token."""
 
 SHORTEST_TOKEN = 16
-"""Least length of a token that a user chooses."""
+"""Fewest characters that a login token chosen by a user, or the session secret, may have."""
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -41,14 +41,20 @@ SECRET_FILE = "ui-secret"  # noqa: S105  (a file's name)
 
 @dataclass(frozen=True, slots=True)
 class LoginToken:
-    """A login token of the dashboard for one role; ``source``: where it was set, empty if generated at this start."""
+    """A login token of the dashboard for one role. ``source`` is the variable or file that set it, empty if it was
+    generated when the dashboard started.
+    """
 
     value: str = field(repr=False)
     source: str = ""
 
 
 def tokens(env: Mapping[str, str] | None = None) -> dict[str, LoginToken]:
-    """Return the token of each role: the one that is set, else a new one. Raises ``ConfigError`` for an unsafe one."""
+    """Return the login token of each dashboard role: the one set in the environment, otherwise a newly generated one.
+
+    ``env`` replaces the environment variables of this process. Raises ``ConfigError`` for a token that is too short,
+    readable by other users, or the same for both roles.
+    """
     env = os.environ if env is None else env
     found = {role: _configured(name, env) or LoginToken(secrets.token_urlsafe(32)) for role, name in VARIABLES.items()}
     if found[OPERATOR].value == found[VIEWER].value:
@@ -91,7 +97,10 @@ def _private_text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The tokens, and the secret that signs sessions; ``kept``: whether sessions survive a restart."""
+    """Login tokens of the dashboard by role, and the secret that signs session cookies.
+
+    ``kept`` is False if the secret could not be stored, so that sessions end when the server stops.
+    """
 
     tokens: Mapping[str, LoginToken]
     secret: str = field(repr=False)
@@ -99,7 +108,10 @@ class Login:
 
     @classmethod
     def of_user(cls, env: Mapping[str, str] | None = None) -> Login:
-        """Return the login of this user. Raises ``ConfigError`` for an unsafe token or secret."""
+        """Return the tokens and the session secret of the user who runs this process.
+
+        ``env`` replaces the environment variables. Raises ``ConfigError`` for an unsafe token or secret.
+        """
         chosen = tokens(env)
         try:
             return cls(chosen, session_secret(secret_path(env)))
@@ -107,8 +119,10 @@ class Login:
             return cls(chosen, secrets.token_urlsafe(48), kept=False)
 
     def signing_key(self, store_url: str) -> str:
-        """Return the key that signs sessions of this store. Sessions of another store, or of a token that has been
-        changed, are invalid.
+        """Return the key that signs dashboard sessions for the store at ``store_url``.
+
+        The key depends on the store and on the tokens that were set, so sessions of another store, or from before a
+        change of token, are invalid.
         """
         set_ones = [f"{role} {token.value}" for role, token in sorted(self.tokens.items()) if token.source]
         text = json.dumps(
@@ -118,16 +132,17 @@ class Login:
 
 
 def secret_path(env: Mapping[str, str] | None = None) -> Path:
-    """Return the path of the file with the session secret."""
+    """Return the path of the user's file with the secret that signs dashboard sessions."""
     from rlwatch.integrations.verl.heartbeat import state_home
 
     return state_home(env) / SECRET_FILE
 
 
 def session_secret(path: Path | None = None) -> str:
-    """Return the user's secret that signs sessions, stored so that they survive a restart of the server.
+    """Return the user's secret that signs dashboard sessions; it is created on first use and kept across restarts.
 
-    Raises ``ConfigError`` if other users can read the file, ``OSError`` if none can be stored.
+    ``path`` is the file, by default :func:`secret_path`. Raises ``ConfigError`` if other users can read the file or it
+    is damaged, ``OSError`` if no file can be written.
     """
     path = path or secret_path()
     if not path.exists():
@@ -157,13 +172,13 @@ def _make_secret(path: Path) -> None:
 
 
 def forget_sessions(path: Path | None = None) -> None:
-    """End every session of this user's dashboards: the next start makes a new secret."""
+    """Delete the secret that signs dashboard sessions, so that every user must log in again after the next start."""
     (path or secret_path()).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardAddress:
-    """The address the dashboard listens on, and its public addresses.
+    """Address that the dashboard listens on, and the public addresses under which browsers reach it.
 
     Parameters
     ----------
@@ -191,17 +206,20 @@ class DashboardAddress:
 
     @property
     def wildcard(self) -> bool:
-        """True if it listens on every interface."""
+        """True if the dashboard listens on every network interface."""
         return self.host in {"0.0.0.0", "::"}  # noqa: S104
 
     @property
     def local(self) -> str:
-        """Address for processes on this machine."""
+        """URL of the dashboard for processes on the same machine."""
         return origin("http", {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)  # noqa: S104
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Every origin it accepts; on a wildcard address also the address that the client used."""
+        """Every origin (scheme, host and port) from which the dashboard accepts requests.
+
+        On a wildcard address the server also accepts the address that the client used.
+        """
         names = [*LOCAL_NAMES] if self.wildcard or is_loopback(self.host) else []
         names += [] if self.wildcard else [self.host]
         if not self.public and not is_loopback(self.host):
@@ -210,17 +228,17 @@ class DashboardAddress:
 
     @property
     def address(self) -> str:
-        """Address to open in a browser."""
+        """URL of the dashboard to open in a browser."""
         host = socket.gethostname() if self.wildcard else self.host
         return f"{self.public[0] if self.public else origin('http', host, self.port)}{self.base_path}/"
 
     def link(self, token: LoginToken) -> str:
-        """Return the link that logs a user in."""
+        """Return the URL that logs a user in to the dashboard with ``token``."""
         return f"{self.address}login?{urlencode({'token': token.value})}"
 
     @property
     def plain_beyond_loopback(self) -> bool:
-        """True if tokens would cross a network unencrypted."""
+        """True if login tokens would cross a network unencrypted."""
         if self.public:
             return any(not url.startswith("https:") and not _loopback_origin(url) for url in self.public)
         return not is_loopback(self.host)
@@ -236,7 +254,10 @@ def place(
     user_header: str = "",
     oidc: Path | None = None,
 ) -> DashboardAddress:
-    """Return the address from command-line values. Raises ``ConfigError`` for invalid ones."""
+    """Return the dashboard's address from the values of the command-line options.
+
+    Raises ``ConfigError`` for invalid or contradictory values.
+    """
     urls = [_public(url) for url in public_urls]
     paths = {path for _, path in urls} | ({_path(base_path)} if base_path else set())
     if len(paths) > 1:
@@ -271,10 +292,10 @@ _SHORTEST_SECRET = 32
 
 
 def people_of(file: Path, at: DashboardAddress) -> dict[str, list[str]]:
-    """Return role -> e-mail addresses that may log in by the OIDC provider of the ``file``.
+    """Return, for each dashboard role, the e-mail addresses that may log in through the OIDC provider of ``file``.
 
-    The file is in Streamlit's format (``[auth]``) with a table ``[rlwatch]`` of ``operators`` and ``viewers``. Raises
-    ``ConfigError`` for a file that would admit no user, or all.
+    ``file`` is in Streamlit's format (``[auth]``) with a table ``[rlwatch]`` of ``operators`` and ``viewers``. Raises
+    ``ConfigError`` for a file that would admit no user, or all, and ``MissingExtraError`` without authlib.
     """
     if find_spec("authlib") is None:
         raise MissingExtraError("authlib", "oidc", "--oidc")
@@ -335,7 +356,9 @@ def _network(address: str) -> str:
 
 
 def origin(scheme: str, host: str, port: int) -> str:
-    """Return the origin as browsers write it: IPv6 in brackets, without the default port."""
+    """Return the origin of ``scheme``, ``host`` and ``port`` as browsers write it: IPv6 in brackets, without the
+    default port.
+    """
     bare = host.strip("[]").lower()
     shown = f"[{bare}]" if ":" in bare else bare
     return f"{scheme}://{shown}" + ("" if port == DEFAULT_PORTS[scheme] else f":{port}")
@@ -346,7 +369,7 @@ def _loopback_origin(url: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether it is ``localhost``, ``127.x.y.z`` or ``::1``; other names are not resolved."""
+    """Return whether ``host`` is ``localhost``, ``127.x.y.z`` or ``::1``; other names are not resolved."""
     if host == "localhost":
         return True
     try:

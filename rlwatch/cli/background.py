@@ -1,4 +1,4 @@
-"""Background work of a long-running command: deliver the outbox, watch runs, end cleanly."""
+"""Background work of a long-running command: deliver alert messages, check that runs are alive, stop on a signal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ ONCE_S = 20.0
 
 @contextmanager
 def delivering(store: Store, alerting: Alerting) -> Iterator[None]:
-    """Deliver in a background thread, so that a slow receiver does not slow the command."""
+    """Deliver alert messages of ``store`` in a background thread while the block runs.
+
+    A slow receiver does not slow the command. When the block ends, the thread gets ``LAST_ROUND_S`` seconds to stop.
+    """
     thread = alerting.start(store)
     try:
         yield
@@ -31,7 +34,10 @@ def delivering(store: Store, alerting: Alerting) -> Iterator[None]:
 
 
 def deliver_once(store: Store, alerting: Alerting) -> str:
-    """Try every due message once, for at most about 20 s; return the outcome in words ("" without messages)."""
+    """Try to send every due alert message of ``store`` once, within about 20 s.
+
+    Return the counts in words, for example ``2 delivered``; "" if there were no messages or no channels are configured.
+    """
     if not alerting.notifiers:
         return ""
     from rlwatch.alerts.outbox import Deliverer
@@ -46,7 +52,10 @@ def deliver_once(store: Store, alerting: Alerting) -> str:
 
 
 def watchman(store: Store, alerting: Alerting, run_id: str | None = None) -> Watchman:
-    """Return a watchman that checks whether runs are alive: one run or all."""
+    """Return a watchman for ``store``, which checks whether the trainers of its runs are alive.
+
+    It checks only the run ``run_id``, or all runs if that is None.
+    """
     from rlwatch.monitor.watchman import Watchman
 
     return Watchman(store, alerting.policy, dashboard_url=alerting.dashboard_url, run_id=run_id)
@@ -54,7 +63,10 @@ def watchman(store: Store, alerting: Alerting, run_id: str | None = None) -> Wat
 
 @contextmanager
 def background_services(store: Store, alerting: Alerting, run_id: str | None = None) -> Iterator[None]:
-    """Run a watchman every ten seconds in a background thread."""
+    """Check every ten seconds, in a background thread, whether the trainers of a store's runs are alive.
+
+    The thread stops when the block ends. ``run_id``: the only run to check; None checks all.
+    """
     from rlwatch.monitor.watchman import WatchmanThread
 
     thread = WatchmanThread(watchman(store, alerting, run_id))
@@ -70,7 +82,11 @@ def background_services(store: Store, alerting: Alerting, run_id: str | None = N
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Turn SIGTERM (a service manager, ``kill``) into Ctrl-C within the block, so that the command ends as cleanly."""
+    """Treat SIGTERM (from a service manager or ``kill``) like Ctrl-C within the block, so that the command stops
+    cleanly.
+
+    Outside the main thread, signals are not changed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -83,7 +99,10 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Delay Ctrl-C until the block has ended, so that nothing it opened is lost."""
+    """Delay Ctrl-C and SIGTERM until the block has ended, so that files and records it has open stay consistent.
+
+    Outside the main thread, signals are not changed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -56,11 +56,11 @@ ANSWERS = {
     CommandStatus.EXPIRED: 4,
     CommandStatus.CANCELLED: 6,
 }
-"""Exit code of each answer. 2: the request itself is wrong, as everywhere."""
+"""Exit code for each final status of a command; code 2 means that the request itself was wrong."""
 UNANSWERED = 5
-"""Exit code: no answer came within ``--wait``; the command stays queued."""
+"""Exit code if the trainer did not answer within ``--wait`` seconds; the command stays queued."""
 CANCEL_S = 5.0
-"""Seconds that a cancellation waits for the trainer that holds the command; it looks once a second."""
+"""Seconds that a cancellation waits for the trainer that has already taken the command; it checks once a second."""
 
 
 # Options for the arguments of all kinds: one for each name, generated from the definitions of the kinds.
@@ -212,7 +212,10 @@ def _code(command: Command, *, waited: bool, wanted: bool) -> int:
 
 
 def warn_if_not_live(run: RunInfo, now: float) -> None:
-    """Warn on stderr if no live trainer can carry out the command, and since when."""
+    """Warn on stderr if ``run`` has no live trainer to carry out a command, with the time of its last sign of life.
+
+    ``now`` is the current time in Unix seconds.
+    """
     from rlwatch.control.liveness import dead_since
 
     if run.state is not RunState.RUNNING:
@@ -254,9 +257,9 @@ POLL_S = 0.5
 def wait_until_settled(
     store: CommandStore, command: Command, clock: Clock, sleep: Callable[[float], None], wait_s: float
 ) -> Command:
-    """Return the command once it is settled, or as it is after ``wait_s`` seconds.
+    """Return ``command`` as stored once it has a final status, or its latest state after ``wait_s`` seconds.
 
-    A command that was not claimed in time counts as expired, although the store marks it only at the next claim.
+    A command that no trainer took before its expiry is returned as expired, although the store marks it only later.
     """
     deadline = clock.monotonic() + wait_s
     while command.status.open and clock.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Recorded completions for a terminal: which of them, in which order, as a table."""
+"""Recorded completions (texts that the model generated) as a table in the terminal: selection, order and columns."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ MostOption = Annotated[int, typer.Option("--most", min=1, metavar="N", help="Com
 
 MOST = 50
 WIDEST = 100
-"""Characters of a text that a wide terminal shows."""
+"""Most characters of a prompt or completion that are printed in a cell on a wide terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Choice of completions, and their order."""
+    """Selection of recorded completions (steps ``first`` to ``last``, ``prompt`` id or text), their order, and the
+    most to print.
+    """
 
     sort: Sort | None = None
     reverse: bool = False
@@ -46,7 +48,9 @@ class Wish:
     most: int = MOST
 
     def of(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the matching completions, in the wanted order, with their anomalies."""
+        """Return the completions of ``rows`` that match this selection, sorted, each with its anomalies under
+        ``flags``.
+        """
         fitting = among(rows, first=self.first, last=self.last, prompt=self.prompt)
         arranged = fitting[::-1] if self.reverse else fitting
         if self.sort is not None:
@@ -58,15 +62,20 @@ IMPORTANCE = (
     "step", "completion", "reward", "prompt", "flags", "length", "repetition", "kl", "advantage", "prompt_id", "group",
     "task", "attempt", "rank",
 )  # fmt: skip
-"""Columns in the order in which a narrow terminal gives them room; rewards by function come before the id."""
+"""Columns of the completions table, the last to be dropped on a narrow terminal first; single rewards come before the
+id.
+"""
 ROOM = 36
-"""Characters for the numbers of a completion, in addition to its prompt and its text."""
+"""Characters reserved for the numbers of a completion, in addition to its prompt and its text."""
 HIDDEN = frozenset({"chars", "generated", "prompt_index"})
-"""Columns for programs only."""
+"""Columns that are not printed; JSON output has them."""
 
 
 def print_completions(rows: Sequence[Row], wish: Wish, recorded: int) -> None:
-    """Print a table, or a hint how to record completions; ``recorded``: their total number."""
+    """Print ``rows``, the completions selected by ``wish``, as a table, or a hint how to record some.
+
+    ``recorded`` is the number of completions recorded for the run.
+    """
     if not recorded:
         say("no completions recorded; they are kept only where the trainer was watched with completions=...")
         return

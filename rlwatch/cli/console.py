@@ -1,4 +1,7 @@
-"""Print to a terminal, a pipe or a script: plain, wide and uncoloured unless on a terminal; JSON, tables, errors."""
+"""Printing to a terminal, a pipe or a script: lines, tables, JSON, errors and progress bars.
+
+Output to a pipe or file is plain, uncoloured and never cut.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +61,10 @@ STATUS_STYLES: Mapping[str, str] = {
     OutboxStatus.DEAD.value: "bold red",
 }
 PIPE_WIDTH = 2000
-"""Width of a table in a file or a pipe, in columns: no cell is cut or wrapped."""
+"""Width, in columns, of a table written to a file or pipe, where no cell is cut or wrapped."""
 
 Cell = str | tuple[str, str]
-"""Cell of a table: a text, or a text and its style."""
+"""A table cell: a text, or a text and its Rich style."""
 
 
 def _console(stream: IO[str]) -> Console:
@@ -71,37 +74,44 @@ def _console(stream: IO[str]) -> Console:
 
 
 def output() -> Console:
-    """Return the console on stdout."""
+    """Return the Rich console for standard output."""
     return _console(sys.stdout)
 
 
 def errors() -> Console:
-    """Return the console on stderr."""
+    """Return the Rich console for standard error."""
     return _console(sys.stderr)
 
 
 def say(text: str = "", style: str = "") -> None:
-    """Print one line on stdout; never cut, with control characters made visible."""
+    """Print ``text`` as one uncut line on stdout, in the Rich ``style``, with control characters made visible."""
     output().print(for_terminal(text), style=style or None, soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """Print one line on stderr, in yellow, with control characters made visible."""
+    """Print ``text`` as one yellow line on stderr, with control characters made visible."""
     errors().print(for_terminal(text), style="yellow", soft_wrap=True)
 
 
 def aside(text: str, style: str = "") -> None:
-    """Print one line on stderr, apart from the output that a script reads; control characters made visible."""
+    """Print ``text`` as one line on stderr in the Rich ``style``, for remarks that a script reading stdout should not
+    get.
+
+    Control characters are made visible.
+    """
     errors().print(for_terminal(text), style=style or None, soft_wrap=True)
 
 
 def print_json(value: object) -> None:
-    """Print ``value`` on stdout as strict JSON."""
+    """Print ``value`` on stdout as indented JSON without NaN or infinities."""
     sys.stdout.write(dumps(value) + "\n")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
-    """Print a table without lines; a column whose header starts with ``>`` is aligned to the right."""
+    """Print ``rows`` as a table without border lines, under ``headers`` and ``title``.
+
+    A column whose header starts with ``>`` is aligned to the right.
+    """
     table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for header in headers:
         right = header.startswith(">")
@@ -119,7 +129,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, title
 
 
 def cell_of(column: Column, value: object) -> Cell:
-    """Return a value of a column, in the colour of its meaning."""
+    """Return ``value`` formatted for ``column``, with the colour for a severity or status."""
     styles: Mapping[Format, Mapping[Any, str]] = {Format.SEVERITY: SEVERITY_STYLES, Format.STATUS: STATUS_STYLES}
     return (text_of(column, value), styles.get(column.format, {}).get(value, "") if isinstance(value, str) else "")
 
@@ -136,7 +146,7 @@ def _cell(cell: Cell) -> Text:
 
 
 def plain(value: object) -> JSON:
-    """Return ``value`` converted to dict, list, str, int, finite float, bool and None only.
+    """Return ``value`` converted to dict, list, str, int, finite float, bool and None only, ready for JSON.
 
     >>> plain({"kl": float("inf"), "steps": (1, 2)})
     {'kl': 'Infinity', 'steps': [1, 2]}
@@ -177,22 +187,23 @@ def _from_elsewhere(value: object) -> JSON:
 
 
 def dumps(value: object) -> str:
-    """Return strict JSON, indented, in ASCII (safe in every terminal encoding)."""
+    """Return ``value`` as indented JSON, without NaN or infinities and in ASCII, which every terminal can print."""
     return json.dumps(plain(value), allow_nan=False, indent=2)
 
 
 # A table of as many columns as the terminal has room for: the most important ones, each whole.
 
 GAP = 2
-"""Blank columns that a table without lines leaves between two cells."""
+"""Blank columns between two cells of a table."""
 
 
 def columns_that_fit(
     headers: Sequence[str], rows: Sequence[Sequence[str]], importance: Sequence[str], width: int
 ) -> list[int]:
-    """Return the columns that fit into ``width`` characters, in their order; ``importance``: most important first.
+    """Return the indices of the table columns that fit into ``width`` characters, in ascending order.
 
-    At least one is shown, at any width; a column that does not fit is replaced by less important, narrower ones.
+    ``importance`` lists column names, most important first; if a column is too wide, narrower and less important ones
+    take its place. At least one column is returned at any width.
     """
     names = [header.removeprefix(">") for header in headers]
     widest = [max(map(cell_len, (name, *(for_terminal(row[i]) for row in rows)))) for i, name in enumerate(names)]
@@ -209,7 +220,10 @@ def columns_that_fit(
 def print_fitting(
     headers: Sequence[str], rows: Sequence[Sequence[str]], importance: Sequence[str], *, title: str = ""
 ) -> None:
-    """Print the table without the columns that do not fit; in a pipe or file all fit."""
+    """Print a table without the columns that are too wide for the terminal; a pipe or file gets all columns.
+
+    ``importance`` lists the column names that are kept longest first.
+    """
     chosen = columns_that_fit(headers, rows, importance, output().width + GAP)
     print_table([headers[i] for i in chosen], [[row[i] for i in chosen] for row in rows], title=title)
 
@@ -217,15 +231,17 @@ def print_fitting(
 # Progress on stderr, only on a terminal.
 
 LARGE = 10_000_000
-"""Size of a log, in bytes, from which a progress bar is shown while it is read."""
+"""Size of a log, in bytes, from which a progress bar is drawn while it is read."""
 WORTH_SHOWING = 5_000
-"""Number of records from which a progress bar is shown during a replay."""
+"""Number of records from which a progress bar is drawn during a replay."""
 
 
 def progress_bar(
     records: Sequence[StepRecord], *, worth: int = WORTH_SHOWING, what: str = "replaying"
 ) -> Iterable[StepRecord]:
-    """Yield ``records``, with a progress bar if there are ``worth`` or more, on a terminal."""
+    """Yield ``records``, drawing a progress bar labelled ``what`` on a terminal if there are at least ``worth`` of
+    them.
+    """
     if len(records) < worth or not sys.stderr.isatty():
         return records
     from rich.progress import track
@@ -235,7 +251,7 @@ def progress_bar(
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Show a status while ``path`` is being read."""
+    """Show the status line ``reading PATH`` on a terminal while the block runs."""
     if not sys.stderr.isatty():
         yield
         return
@@ -245,9 +261,9 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def backlog(tail: Tail, *, worth: int = LARGE) -> Iterator[Callable[[], None]]:
-    """Show progress while the existing part of a log is read; yields a function to call after each piece.
+    """Draw a progress bar on a terminal while the existing part of a log is read from ``tail``.
 
-    A bar is drawn for ``worth`` bytes or more, on a terminal.
+    Yields a function to call after each piece that was read. No bar is drawn for fewer than ``worth`` bytes.
     """
     if not sys.stderr.isatty() or tail.read[1] < worth:
         yield lambda: None
@@ -268,32 +284,32 @@ def backlog(tail: Tail, *, worth: int = LARGE) -> Iterator[Callable[[], None]]:
 # How the command line fails: one line on stderr and an exit code, never a traceback for a known error.
 
 UNREADABLE = 2
-"""Exit code: the input, the store or the request is wrong."""
+"""Exit code for an input, store or request that is wrong."""
 
 INTERRUPTED = 130
-"""Exit code: Ctrl-C, as shells count it (128 + SIGINT)."""
+"""Exit code after Ctrl-C, as shells count it (128 + SIGINT)."""
 
 
 def debugging() -> bool:
-    """Return whether ``RLWATCH_DEBUG=1`` requests tracebacks."""
+    """Return whether the environment requests tracebacks with ``RLWATCH_DEBUG=1``."""
     return os.environ.get("RLWATCH_DEBUG", "").lower() not in {"", "0", "false", "no"}
 
 
 def complain(error: BaseException | str) -> None:
-    """Print ``error: ...`` in red on stderr, as one line."""
+    """Print ``error: ...`` for ``error`` in red on stderr, as one line."""
     text = " ".join(for_terminal(str(error)).split()) or type(error).__name__
     errors().print(f"error: {text}", style="red", soft_wrap=True)
 
 
 class FailingInOneLine(TyperGroup):
-    """A command group that turns known errors into a line and exit code 2.
+    """A command group that prints known errors as one line and exits with code 2.
 
     Known errors are :class:`RLWatchError` and ``OSError``; any other error is a bug and keeps its traceback. A closed
     pipe is left to typer, which exits silently.
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the chosen command."""
+        """Run the chosen command; turn a known error into one line and exit code 2, and Ctrl-C into exit code 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``rlwatch db`` and ``rlwatch sync``: administration of a store."""
+"""``rlwatch db`` and ``rlwatch sync``: maintenance of a store (check, copy, measure, prune, create tables)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SYNC_EPILOG = examples("rlwatch sync", "rlwatch sync /scratch/rlwatch")
 
 
 class Script(StrEnum):
-    """Scripts for an administrator."""
+    """SQL scripts for the administrator of a PostgreSQL store: database roles, or distribution by Citus."""
 
     ROLES = "roles"
     CITUS = "citus"
@@ -240,7 +240,9 @@ def sync(
 
 
 def server_of(url: str | None) -> Server:
-    """Return the server of a store on PostgreSQL. Raises ``ConfigError`` for another store."""
+    """Return the PostgreSQL server of the store at ``url``. Raises ``ConfigError`` for a store that is not on
+    PostgreSQL.
+    """
     from rlwatch.store.url import default_store_url, open_store
 
     opened = open_store(url)

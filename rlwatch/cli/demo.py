@@ -1,4 +1,4 @@
-"""``rlwatch demo``: a small real training run, watched live, steered once, and lost."""
+"""``rlwatch demo``: train a small model on this machine, watch it live, steer it once, and let it fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPILOG = examples(
 
 
 class DemoModel(StrEnum):
-    """The model that the demo trains."""
+    """Model that ``rlwatch demo`` trains: a tiny random one, or SmolLM2."""
 
     TINY = TINY
     SMOLLM2 = SMOLLM2

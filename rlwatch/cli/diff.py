@@ -1,7 +1,7 @@
 """``rlwatch diff A B``: find the metric of two runs that diverged first, with evidence, and compare their settings.
 
-With ``--group A --group B``: find the metrics in which two groups of seeds differ by more than seeds do, and from which
-step on.
+With ``--group A --group B``: find the metrics in which two groups of runs with different seeds differ by more than
+seeds do, and the step from which they do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EPILOG = examples(
 )
 LONGEST_VALUE = 60
 SHOWN = 12
-"""Names in a line."""
+"""Most metric names that are printed in one line."""
 
 
 def diff(
@@ -171,7 +171,11 @@ def _group(name: str, url: str | None, read_as: str | None, source: str, naming:
 
 
 def diff_groups(groups: list[SeedGroup], axis: Axis, output: OutputFormat) -> None:
-    """Compare two groups of seeds and print the result. Raises ``typer.Exit`` with the code, unless it is 0."""
+    """Compare two groups of runs with different seeds and print the result.
+
+    ``groups`` has exactly two groups; ``axis`` is what they are aligned by. Raises ``typer.Exit`` with code 1 if they
+    differ, or 2 if there are too few runs for an answer.
+    """
     from rlwatch.compare import compare_groups
 
     found = compare_groups(groups[0], groups[1], axis)
@@ -197,7 +201,11 @@ def _with_unique_names(runs: list[ComparedRun]) -> list[ComparedRun]:
 
 
 def document(names: list[str], comparisons: list[Comparison], differing: list[ConfigOption]) -> dict[str, JSON]:
-    """Return the comparison as plain values; ``values`` lacks the settings that a run does not have."""
+    """Return comparisons of runs as plain values for JSON.
+
+    ``names`` are the runs, ``differing`` the settings that differ; ``values`` of a setting lacks the runs that do not
+    have it.
+    """
     from rlwatch.compare import Absent
 
     return {
@@ -246,7 +254,10 @@ def document(names: list[str], comparisons: list[Comparison], differing: list[Co
 
 
 def group_document(found: GroupComparison) -> dict[str, JSON]:
-    """Return the comparison as plain values. Curves of the bands are lists along ``places``, null without a value."""
+    """Return the comparison of two groups of runs as plain values for JSON.
+
+    The curves of each band are lists along ``places`` (steps or tokens), with null where there is no value.
+    """
     sides = ("left", found.left), ("right", found.right)
     return {
         "groups": {
@@ -293,7 +304,7 @@ def group_document(found: GroupComparison) -> dict[str, JSON]:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return None for NaN and infinities, which JSON lacks."""
+    """Return ``value``, or None for NaN and infinities, which JSON lacks."""
     from math import isfinite
 
     return value if isfinite(value) else None
@@ -304,7 +315,7 @@ def _listed(values: NDArray[np.float64]) -> list[float | None]:
 
 
 def print_groups(found: GroupComparison) -> None:
-    """Print the answer, then every metric with its bands at the end, then the caveats."""
+    """Print the comparison of two groups: the answer, each metric with its bands at the last step, and the caveats."""
     left, right = found.left, found.right
     say(f"{left.name} ({len(left.runs)} runs) vs {right.name} ({len(right.runs)} runs)", style="bold")
     say(f"  {found.answer}", style="bold red" if found.differing else "")
@@ -345,7 +356,9 @@ def _at_the_end(band: Band) -> str:
 
 
 def print_comparison(one: Comparison) -> None:
-    """Print the answer, then every metric that diverged, then those that could not be compared."""
+    """Print the comparison of two runs: the answer, each metric that diverged, and the metrics that
+    were not compared.
+    """
     say(f"{one.left} vs {one.right}", style="bold")
     say(f"  {one.answer}", style="bold red" if one.first is not None else "")
     rows = [
@@ -373,7 +386,7 @@ def print_comparison(one: Comparison) -> None:
 
 
 def print_settings(names: list[str], differing: list[ConfigOption]) -> None:
-    """Print the settings in which the runs differ."""
+    """Print a table of the settings in which the runs called ``names`` differ."""
     from rlwatch.compare import Absent
 
     if not differing:

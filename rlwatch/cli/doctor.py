@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 
 class CheckStatus(StrEnum):
-    """Result of a check. ``fail``: rlwatch will not work; ``warn``: a part that you may need does not work."""
+    """Result of a check by ``rlwatch doctor``. ``fail``: rlwatch will not work; ``warn``: an optional part does not
+    work.
+    """
 
     OK = "ok"
     WARN = "warn"
@@ -43,7 +45,7 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One line of the output: the checked part, its status, and the fix."""
+    """One line printed by ``rlwatch doctor``: the checked part, its status, and a text with the fix."""
 
     name: str
     level: CheckStatus
@@ -54,17 +56,17 @@ class DoctorCheck:
 
 DISTRIBUTION = "rlwatch-monitor"
 NAMESAKE = "rlwatch"
-"""Name of an unrelated distribution that also installs ``rlwatch/__init__.py``."""
+"""Name of an unrelated PyPI distribution that also installs ``rlwatch/__init__.py``."""
 
 PYTHON_NEEDED = (3, 11)
 SQLITE_NEEDED = (3, 24, 0)
-"""First version of SQLite with UPSERT."""
+"""First version of SQLite that has UPSERT."""
 WAL_RESET_FIXED = (3, 51, 3)
 
 _OF_EXTRA = re.compile(r"([\w.-]+).*;.*\bextra\s*==\s*['\"]([\w-]+)['\"]")
 """Matches a requirement in the metadata of a distribution: its name, and its extra."""
 NO_PARTS = ("all", "dev", "dev-verl")
-"""Extras that only combine others, and those for development."""
+"""Extras of the package that are not checked: those that only combine others, and those for development."""
 
 TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "trl": ((1, 0), (2,)),
@@ -73,11 +75,11 @@ TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "openrlhf": ((0, 11), (0, 12)),
     "wandb": ((0, 19), (1,)),
 }
-"""Trainer (or tracker) -> supported versions: from the first up to, but without, the second."""
+"""Supported versions of each trainer or tracker: from the first number up to, but without, the second."""
 
 
 def python_check() -> DoctorCheck:
-    """Check the version of Python."""
+    """Check that the version of Python is supported."""
     text = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < PYTHON_NEEDED:
         return DoctorCheck("python", CheckStatus.FAIL, f"{text}: rlwatch needs 3.11 or newer")
@@ -85,7 +87,7 @@ def python_check() -> DoctorCheck:
 
 
 def sqlite_check(version: str = sqlite3.sqlite_version) -> DoctorCheck:
-    """Check the version of SQLite that this Python uses."""
+    """Check that the SQLite library of this Python, of the given ``version``, is new enough."""
     number = _numbers(version)
     if number < SQLITE_NEEDED:
         return DoctorCheck("sqlite", CheckStatus.FAIL, f"{version}: rlwatch needs 3.24 or newer")
@@ -96,7 +98,7 @@ def sqlite_check(version: str = sqlite3.sqlite_version) -> DoctorCheck:
 
 
 def package_check() -> DoctorCheck:
-    """Report the version and the location of rlwatch."""
+    """Report the version and location of rlwatch, with a warning if it is not installed or its versions disagree."""
     where = Path(rlwatch.__file__).parent
     installed = _version(DISTRIBUTION)
     text = f"{rlwatch.__version__} from {where}"
@@ -112,7 +114,9 @@ def package_check() -> DoctorCheck:
 
 
 def namesake_check() -> DoctorCheck:
-    """Look for the unrelated distribution called ``rlwatch``."""
+    """Check that the unrelated PyPI distribution called ``rlwatch``, which overwrites files of this one, is not
+    installed.
+    """
     version = _version(NAMESAKE)
     if version is None:
         return DoctorCheck("namesake", CheckStatus.OK, f"the unrelated PyPI distribution {NAMESAKE!r} is not installed")
@@ -125,7 +129,7 @@ def namesake_check() -> DoctorCheck:
 
 
 def extras_checks() -> list[DoctorCheck]:
-    """Report for each extra whether it is complete, or what it lacks; nothing if rlwatch is not installed."""
+    """Report for each extra of rlwatch if it is complete, or the packages it lacks; [] if rlwatch is not installed."""
     try:
         required = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -139,7 +143,7 @@ def extras_checks() -> list[DoctorCheck]:
 
 
 def login_check() -> DoctorCheck:
-    """Check that the dashboard's tokens and the secret of its sessions are secret."""
+    """Check that no other user can read the dashboard's login tokens and session secret."""
     path = app_login.secret_path()
     try:
         set_ones = [token.source for token in app_login.tokens().values() if token.source]
@@ -164,7 +168,7 @@ def _extra(name: str, packages: Iterable[str]) -> DoctorCheck:
 
 
 def trainer_checks() -> list[DoctorCheck]:
-    """Check whether the versions of the installed trainers are supported."""
+    """Check that the versions of the installed trainers and trackers are supported."""
     found = ((name, _version(name)) for name in TRAINERS)
     checks = [_trainer(name, version) for name, version in found if version is not None]
     return checks or [
@@ -203,11 +207,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 MOST_LISTED = 10
 LEAST_FREE = 1 << 30
-"""Bytes: some runs of 100,000 steps of 150 metrics, or one with its journal and completions."""
+"""Least free disk space in bytes before a warning; it suffices for some runs of 100,000 steps of 150 metrics."""
 
 
 def storage_checks(url: str | None, mounts: str | None = None) -> list[DoctorCheck]:
-    """Check the store: location, file system and runs; ``mounts``: text like ``/proc/self/mountinfo`` (None: that)."""
+    """Check the location, file system and runs of the store at ``url``.
+
+    ``mounts`` is text in the format of ``/proc/self/mountinfo``, which is read if it is None.
+    """
     from rlwatch.store.url import open_store
 
     try:
@@ -221,7 +228,7 @@ def storage_checks(url: str | None, mounts: str | None = None) -> list[DoctorChe
 
 
 def root_of(url: str | None) -> Path | None:
-    """Return the directory of the store, if it is one."""
+    """Return the directory of the store at ``url``; None if it is not in a directory or cannot be opened."""
     from rlwatch.store.url import open_store
 
     try:
@@ -300,7 +307,7 @@ POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 
 
 def verl_checks() -> list[DoctorCheck]:
-    """Check the plugin for verl; no checks if verl is not installed and never loaded it."""
+    """Check that verl loads the plugin of rlwatch; [] if verl is not installed and has never loaded it."""
     beats = latest()
     if not verl_version():
         return _heard(beats) if beats else []
@@ -362,7 +369,11 @@ _PREFIX = "RLWATCH_"
 
 
 def variable_checks(environment: Mapping[str, str] | None = None) -> list[DoctorCheck]:
-    """Report unused variables whose names are close to those that rlwatch reads, as probable typing errors."""
+    """Warn of environment variables that rlwatch does not read but whose names resemble one it does: probable typing
+    errors.
+
+    ``environment`` replaces the variables of this process.
+    """
     known = {*VARIABLES, *(f"{name}_FILE" for name in VARIABLES if name.endswith("_TOKEN"))}
     strange = sorted(name for name in environment or os.environ if name.startswith(_PREFIX) and name not in known)
     plain = [name.removeprefix(_PREFIX) for name in known]
@@ -379,7 +390,10 @@ PING_S = 5.0
 
 
 def webhook_checks(*, ping: bool = False, store_root: Path | None = None) -> list[DoctorCheck]:
-    """Check the configuration and each webhook in it; with ``ping``, also whether its server answers."""
+    """Check the configuration and each webhook in it; with ``ping``, also that the server of each webhook answers.
+
+    ``store_root``: directory of the store, in which a configuration is also looked for.
+    """
     from rlwatch.alerts.config import load_config
 
     try:
@@ -469,7 +483,7 @@ def doctor(
 
 
 def plugin_checks() -> list[DoctorCheck]:
-    """Report the plugins that failed to load, with the reason; one line if all work, empty without plugins."""
+    """Report each plugin that failed to load, with the reason; one line if all loaded, [] without plugins."""
     found = plugins.everything()
     broken = [plugin for plugin in found if plugin.problem]
     checks = [
@@ -484,7 +498,11 @@ def plugin_checks() -> list[DoctorCheck]:
 
 
 def examine(store: str | None, *, ping: bool = False) -> list[DoctorCheck]:
-    """Run every check, in the order of the output."""
+    """Run every check of ``rlwatch doctor`` on this installation and the ``store``, and return them in the printed
+    order.
+
+    ``ping``: also request an answer from the server of each webhook.
+    """
     return [
         python_check(),
         sqlite_check(),

@@ -1,4 +1,4 @@
-"""The console script ``rlwatch``: without the ``cli`` extra it prints how to install it."""
+"""The console script ``rlwatch``; without the ``cli`` extra it prints how to install that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def missing() -> list[str]:
 
 
 def main() -> None:
-    """Run the command line; ends the process with its exit code."""
+    """Run the ``rlwatch`` command line and end the process with its exit code."""
     absent = missing()
     if absent:
         print(

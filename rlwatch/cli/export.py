@@ -1,4 +1,4 @@
-"""``rlwatch export``: export the records of a run for other tools."""
+"""``rlwatch export``: write the records of a run to files, or send them to other tools."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def trace(
 # Export of a run to another tracker.
 
 AT_ONCE = 1_000
-"""Number of rows from which a progress bar is shown while they are sent."""
+"""Number of rows sent to a tracker from which a progress bar is drawn."""
 SENDING = partial(progress_bar, worth=AT_ONCE, what="sending")
 
 

@@ -1,4 +1,4 @@
-"""``rlwatch forecast``: label runs, train a custom forecaster, and calibrate a threshold on healthy runs."""
+"""``rlwatch forecast``: label runs, train a forecaster, calibrate its alarm threshold, and review past forecasts."""
 
 from __future__ import annotations
 
@@ -94,13 +94,15 @@ def _record(store: Store, run: str | None) -> Record:
 
 
 def record_row(found: Record) -> dict[str, JSON]:
-    """Return the record as plain values."""
+    """Return the record of past forecast alarms as plain values for JSON."""
     past = [plain(asdict(each)) | {"lead": each.lead, "right": each.right} for each in found.past]
     return {"runs": found.runs, "steps": found.steps, "past": past, "curve": [asdict(each) for each in found.curve]}
 
 
 def record_words(found: Record) -> str:
-    """Return one line: the outcomes of the alarms, and the lead time of the true ones."""
+    """Return one line on past forecast alarms: the number with each outcome, and the median lead of the true ones in
+    steps.
+    """
     from rlwatch.forecast.record import Came
 
     counts = [f"{found.count(came)} {came}" for came in Came if found.count(came)]
@@ -144,12 +146,12 @@ AlsoStoreOption = Annotated[
 
 
 def gathered(tables: list[Path], store: str | None) -> RunTable:
-    """Gather all runs into one table.
+    """Read the runs of all ``tables`` (files or folders), and of the store with URL ``store`` if given, into one table.
 
     Raises
     ------
     ConfigError
-        If there are none, or a run comes twice.
+        If there are no runs, or a run occurs twice.
     """
     from rlwatch.forecast.tables import joined_tables, read_runs
 
@@ -165,7 +167,10 @@ def gathered(tables: list[Path], store: str | None) -> RunTable:
 
 
 def stored(url: str) -> RunTable:
-    """Return the ended runs of a store, each with the steps that its last attempt continued."""
+    """Return the ended runs of the store at ``url`` as one table.
+
+    Of a run that was resumed, each step is taken from the last attempt that reached it.
+    """
     from rlwatch.forecast.record import rows_of
     from rlwatch.forecast.tables import table_of_rows
     from rlwatch.records import RunState
@@ -176,7 +181,9 @@ def stored(url: str) -> RunTable:
 
 
 def bar(description: str) -> Callable[[Sequence[Item]], Iterable[Item]]:
-    """Wrap a sequence in a progress bar on stderr, if that is a terminal."""
+    """Return a function that wraps a sequence in a progress bar labelled ``description``; no bar if stderr is not a
+    terminal.
+    """
 
     def wrapped(items: Sequence[Item]) -> Iterable[Item]:
         if not sys.stderr.isatty():
@@ -251,7 +258,7 @@ def label(
 
 
 def counted(labels: Labels) -> str:
-    """Return one line: the number of runs of each class."""
+    """Return one line with the number of runs that have each label."""
     from rlwatch.forecast.labels import RunOutcome
 
     counts = ", ".join(f"{labels.count(outcome)} {outcome}" for outcome in RunOutcome)

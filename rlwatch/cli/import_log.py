@@ -1,4 +1,4 @@
-"""``rlwatch import LOG``: store a log as a finished run, so that the dashboard shows it."""
+"""``rlwatch import LOG``: store the runs in a log as finished runs, so that the dashboard shows them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _import(store: Store, info: RunInfo, imported: ImportedRun, now: float) -> d
 
 
 def holds(store: RunReader, run_id: str) -> bool:
-    """Return whether the store has a run of this id. Raises ``StoreError`` if it cannot be read."""
+    """Return whether ``store`` has a run with the id ``run_id``. Raises ``StoreError`` if the store cannot be read."""
     try:
         store.run(run_id)
     except RunNotFoundError:
@@ -129,7 +129,7 @@ def holds(store: RunReader, run_id: str) -> bool:
 
 
 def require_new(store: RunReader, run_ids: Sequence[str]) -> None:
-    """Raise ``ConfigError`` unless ``run_ids`` are unique and new to the store."""
+    """Raise ``ConfigError`` if one of ``run_ids`` exists in ``store`` or occurs twice in the list."""
     for index, run_id in enumerate(run_ids):
         if holds(store, run_id):
             raise ConfigError(f"run {run_id!r} exists in this store ; choose another id with --run-id")
@@ -138,7 +138,10 @@ def require_new(store: RunReader, run_ids: Sequence[str]) -> None:
 
 
 def info_of(imported: ImportedRun, run_id: str, *, project: str, name: str, source: str, now: float) -> RunInfo:
-    """Return the identity of the imported run, with the times of the log if it has any."""
+    """Return the description to store for an imported run: its id, project, name, trainer, settings and start time.
+
+    Empty arguments are filled from the log; ``now`` (Unix seconds) is the start time if the log has no times.
+    """
     first = next((record.ts for record in imported.records if record.ts), now)
     return RunInfo(
         run_id=run_id,
@@ -160,7 +163,11 @@ def import_run(
     *,
     ending: Ending | None = None,
 ) -> None:
-    """Write the run, attempt by attempt, and end it. No alerts are sent, since the log is of the past."""
+    """Write an imported run with its ``records`` and ``judged`` findings and forecasts into ``store``, and end it.
+
+    Each start of the trainer in the log is written as a separate attempt. No alerts are sent, since the log is of the
+    past. ``now`` is in Unix seconds; ``ending`` gives the reason if the training stopped unfinished.
+    """
     from rlwatch.layers import DerivedLayers
 
     last = max((record.ts for record in records), default=0.0) or now
@@ -183,7 +190,7 @@ LONGEST_ID = 120
 
 
 def plain_id(name: str) -> str:
-    """Return ``name`` with only the characters that a run id may contain.
+    """Return ``name`` with each other character that a run id may not contain replaced by ``-``.
 
     >>> plain_id("train v2: seed/3")
     'train-v2-seed-3'
@@ -193,7 +200,10 @@ def plain_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedLog:
-    """A log and the identity of its run; empty fields are filled from the log."""
+    """A log to record: its path, format and mapping of names, and the project, name and id of its run in the store.
+
+    Empty fields are filled from the log.
+    """
 
     path: Path
     run: str | None = None
@@ -205,12 +215,27 @@ class NamedLog:
     run_id: str | None = None
 
     def id_of(self, training: int = 1) -> str:
-        """Return the run id of a training of the log, the same at every watch."""
+        """Return the id of a run recorded from the log, equal each time the log is watched.
+
+        ``training`` counts the trainings in one log from 1; ids of later ones end in ``-2``, ``-3`` and so on.
+        """
         first = self.run_id or log_id(self.path, self.run or "")
         return first if training == 1 else f"{first}-{training}"
 
     def info(self, name: str, source: str, now: float, about: About | None = None, training: int = 1) -> RunInfo:
-        """Return the run for the store."""
+        """Return the description of the recorded run for the store.
+
+        Parameters
+        ----------
+        name, source
+            Name and trainer of the run, unless this log has others.
+        now
+            Start time in Unix seconds.
+        about
+            Name, project, settings and tags found in the log.
+        training
+            Number of the training in the log, from 1.
+        """
         from rlwatch.importers.tensorboard_events import called
 
         run_id = self.id_of(training)
@@ -226,7 +251,7 @@ class NamedLog:
 
 
 def log_id(path: Path, run: str = "") -> str:
-    """Return an id for the log: the name of its file, and a digest of its path.
+    """Return a run id for a log: the name of its file, or the ``run`` in it, and a digest of its path.
 
     >>> log_id(Path("/runs/a/train.log")) == log_id(Path("/runs/b/train.log"))
     False

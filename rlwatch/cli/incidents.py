@@ -1,4 +1,6 @@
-"""``rlwatch alerts incidents | snooze | note``: related alerts as incidents, and actions of users on them."""
+"""``rlwatch alerts incidents | snooze | note``: group related alerts into incidents, and record user
+actions on them.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,11 @@ def note(
 
 
 def incident_record(store: Store, reference: str, config: Path | None) -> IncidentRecord:
-    """Return the incident of the alert whose id has this prefix. Raises ``ConfigError``."""
+    """Return the incident that contains the alert whose id starts with ``reference``.
+
+    ``config`` is the configuration file, or None for the default. Raises ``ConfigError`` if no alert matches, several
+    do, or the alert never fired.
+    """
     from rlwatch.alerts.silencing import find_alert
     from rlwatch.errors import ConfigError
 
@@ -127,7 +133,7 @@ def _dockets(store: Store, run_id: str | None, config: Path | None) -> list[Inci
 
 
 def incident_row(docket: IncidentRecord) -> dict[str, JSON]:
-    """Return the incident as plain values, with its alerts by id."""
+    """Return the incident and its state, alerts, acknowledgements and deliveries as plain values for JSON."""
     incident = docket.incident
     cause = incident.cause
     row = {
@@ -168,7 +174,7 @@ def _cells(docket: IncidentRecord) -> list[Cell]:
 
 
 def delivery_of(messages: Sequence[OutboxMessage]) -> list[dict[str, JSON]]:
-    """Return the messages without their payload."""
+    """Return channel, status, tries, last error and time of each alert message as plain values."""
     return [
         plain(
             {
@@ -184,7 +190,9 @@ def delivery_of(messages: Sequence[OutboxMessage]) -> list[dict[str, JSON]]:
 
 
 def delivery_cell(delivery: Sequence[dict[str, JSON]]) -> Cell:
-    """Return the delivery in a few words; a failure takes precedence over a success."""
+    """Return the delivery of an alert in a few words for a table cell; a failed message takes precedence over a sent
+    one.
+    """
     if not delivery:
         return ("not sent", "dim")
     for status in (OutboxStatus.DEAD, OutboxStatus.PENDING, OutboxStatus.SENT):

@@ -1,4 +1,6 @@
-"""``rlwatch names``: list the metrics with their names in trainers, or look up how a given name is read."""
+"""``rlwatch names``: list the metrics and their names in each trainer, or look up the metric that a given name is read
+as.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,14 @@ from rlwatch.wording import nearest, one_line, plural
 
 
 SHOWN = 12
-"""Names in a line."""
+"""Most metric names that are printed in one line."""
 MOST_ROLES = 200
 
 
 def reading_lines(names: Collection[str], source: str) -> list[str]:
-    """Return lines on the mapping of a run's metric names, and on unused ones; a known trainer's mapping is omitted.
+    """Return lines on the metrics that a run's ``names`` are read as, and on the names that are not used.
+
+    ``source`` is the trainer; the usual mapping of a known trainer is not listed.
 
     >>> for line in reading_lines(["reward", "avg_kl", "lr", "H", "timing_s/gen"], ""): print(line)
     read as: lr as optim/lr, reward as reward/mean; guessed: avg_kl as policy/kl_ref
@@ -63,7 +67,8 @@ def reading_lines(names: Collection[str], source: str) -> list[str]:
 
 
 def map_hint(names: Collection[str], source: str) -> list[str]:
-    """Return a hint how to map the reward, if none is recognised and some names resemble one.
+    """Return a hint to map the reward, if none of the metric ``names`` is read as the reward and some resemble it;
+    else [].
 
     >>> map_hint(["attack_reward", "defend_reward", "loss"], "")
     ['no metric is recognised as the reward; map one with --map reward=attack_reward (or defend_reward)']
@@ -76,7 +81,7 @@ def map_hint(names: Collection[str], source: str) -> list[str]:
 
 
 def role_lines(names: Collection[str], source: str) -> list[tuple[str, str, str]]:
-    """Return name, metric and reason for each of a run's names; the metric is empty if the name is not used.
+    """Return for each metric name of a run: the name, the metric it is read as ("" if it is not used), and the reason.
 
     >>> role_lines(["avg_reward", "acc"], "")[1]
     ('acc', '', 'superseded by avg_reward, a closer match for reward/mean')
@@ -85,7 +90,9 @@ def role_lines(names: Collection[str], source: str) -> list[tuple[str, str, str]
 
 
 def print_roles(names: Collection[str], source: str) -> None:
-    """Print the roles, one a line, used names first."""
+    """Print for each metric name of a run the metric it is read as and the reason, one a line, names that are used
+    first.
+    """
     roles = role_lines(names, source)
     for name, metric, why in roles[:MOST_ROLES]:
         say(f"  {name}: {metric or 'not used'} ({why})", style="dim")
@@ -94,13 +101,13 @@ def print_roles(names: Collection[str], source: str) -> None:
 
 
 def print_names(names: Collection[str], source: str, printed: Callable[..., object] = say) -> None:
-    """Print the lines of :func:`reading_lines`."""
+    """Print how a run's metric ``names`` are read, as lines of :func:`reading_lines`; ``printed`` prints one line."""
     for line in reading_lines(names, source):
         printed(line, style="dim")
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first names, and the number of further ones."""
+    """Return the first 12 of ``names``, separated by commas, and the number of further ones."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the objects they select: a store, a configuration."""
+"""Options that several commands share, and functions that open the store or configuration they name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OutputFormat(StrEnum):
-    """Form in which a command prints."""
+    """Form of a command's output: text for people or JSON for scripts."""
 
     TEXT = "text"
     JSON = "json"
@@ -114,14 +114,14 @@ ByOption = Annotated[
 
 
 def me() -> str:
-    """Return the account that acts without ``--by``."""
+    """Return the name (``user@host``) that is recorded with an action if ``--by`` is not given."""
     from rlwatch.control.commands import whoami
 
     return whoami()
 
 
 def examples(*lines: str) -> str:
-    """Return the epilog of a command: each example on its own line."""
+    """Return the last part of a command's help: each example command on its own line."""
     return "\n\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
@@ -130,7 +130,9 @@ def examples(*lines: str) -> str:
 
 @contextmanager
 def opened(url: str | None) -> Iterator[Store]:
-    """Open the store at ``url`` (``None``: ``RLWATCH_STORE``, else ``./rlwatch-runs``), and close it afterwards."""
+    """Open the store at ``url`` for the block (None: ``RLWATCH_STORE``, else ``./rlwatch-runs``), and close it
+    afterwards.
+    """
     from rlwatch.store.url import open_store
 
     store = open_store(url)
@@ -142,7 +144,10 @@ def opened(url: str | None) -> Iterator[Store]:
 
 @contextmanager
 def no_log_either(reference: str | None) -> Iterator[None]:
-    """Add to a run-not-found error that there is no such log either, for commands that take a run or a log."""
+    """Extend a run-not-found error raised in the block with the remark that no file ``reference`` exists either.
+
+    For commands that take either a run or a log.
+    """
     try:
         yield
     except RunNotFoundError as error:
@@ -160,12 +165,15 @@ def require_directory(file: Path) -> None:
 
 
 def rules_of(config: Path | None) -> Sequence[Rule]:
-    """Return the rules of the file, or the default rules without a file. Raises ``ConfigError``."""
+    """Return the alert rules of the file ``config``, or the default rules if it is None. Raises ``ConfigError``."""
     return configured(config).rules
 
 
 def configured(config: Path | None) -> Config:
-    """Return the configuration; warn of settings that are probably wrong, or not used. Raises ``ConfigError``."""
+    """Return the configuration in the file ``config`` (None: the default file), and print its warnings on stderr.
+
+    Raises ``ConfigError`` if the file is not valid.
+    """
     from rlwatch.alerts.config import load_config
     from rlwatch.cli.console import warn
 
@@ -176,14 +184,18 @@ def configured(config: Path | None) -> Config:
 
 
 def alerting_of(config: Path | None, store: Store) -> Alerting:
-    """Return the rules and channels of a trainer that uses ``store`` here. Raises ``ConfigError``."""
+    """Return the alert rules and channels that a trainer on this machine would use with ``store``. Raises
+    ``ConfigError``.
+    """
     from rlwatch.run.alerting import alerting_for
 
     return alerting_for(config_file=config, webhook_url=None, rules=None, store=store)
 
 
 def naming_of(mapped: Sequence[str] | None, config: Path | None = None) -> Naming:
-    """Return the roles of metric names from ``--map`` and the configuration. Raises ``ConfigError``."""
+    """Return the mapping of metric names from ``--map`` (``mapped``) and the configuration file. Raises
+    ``ConfigError``.
+    """
     from rlwatch.alerts.config import load_config
     from rlwatch.importers.naming import naming_of as naming
 
@@ -191,7 +203,9 @@ def naming_of(mapped: Sequence[str] | None, config: Path | None = None) -> Namin
 
 
 def format_of(read_as: str | None, pattern: str | None) -> str | None:
-    """Return the format given by ``--as`` or ``--pattern``. Raises ``ConfigError`` for both."""
+    """Return the log format given by ``--as`` or ``--pattern``; None if neither is given. Raises ``ConfigError`` for
+    both.
+    """
     from rlwatch.importers.pattern_console import PREFIX
 
     if pattern is None:

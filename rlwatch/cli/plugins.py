@@ -34,7 +34,7 @@ def plugins(
 
 
 def everything() -> list[Plugin]:
-    """Return all plugins of all extension points, with the problems of those that failed to load."""
+    """Return the plugins of all extension points, those that failed to load with their problem."""
     return [plugin for door in DOORS for plugin in judged(door, _ours().get(door, ()))]
 
 

@@ -1,4 +1,4 @@
-"""Rehearse alerts: process the rows of a log as those of a live run, and collect the messages it would send."""
+"""Rehearsal of alert rules: process a log like a live run, and collect the messages that would have been sent."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from rlwatch.store.memory import forget
 from rlwatch.store.url import open_store
 
 NOON = 43_200.0
-"""Start time of a log without times: noon UTC."""
+"""Start time of a log without times, in Unix seconds: noon UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class RehearsalEntry:
-    """One message at a step, sent or kept back (``kept`` is the reason). ``at``: Unix seconds."""
+    """One alert message of a rehearsal at a step. ``at``: Unix seconds; ``kept``: reason that it was not sent, else
+    empty.
+    """
 
     step: int
     at: float
@@ -37,7 +39,9 @@ class RehearsalEntry:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Alerts published and kept back, in order. ``timed``: the rows carry their times."""
+    """Alert messages that a log would have caused, sent or kept back, in order. ``timed``: True if the
+    log has times.
+    """
 
     name: str
     lines: tuple[RehearsalEntry, ...]
@@ -45,7 +49,11 @@ class Rehearsal:
 
 
 def rehearse(imported: ImportedRun, policy: AlertingConfig, *, source: str = "", step_s: float = 60.0) -> Rehearsal:
-    """Replay ``imported``; messages are delivered at once. ``step_s``: seconds a step, if the log has no times."""
+    """Process a log's run like a live one under ``policy``, and return the alert messages it would have caused.
+
+    ``source`` is the trainer if the log does not name it; ``step_s``: seconds a step if the log has no times. Nothing
+    is sent.
+    """
     records, timed = _timed(imported.records, step_s)
     place = f"rehearsal-{uuid4().hex}"
     clock = ManualClock(records[0].ts if records else NOON)
@@ -119,5 +127,7 @@ def _timed(records: Sequence[StepRecord], step_s: float) -> tuple[list[StepRecor
 
 
 def moment(at: float, zone: tzinfo | None = None) -> str:
-    """Return day and time, in ``zone`` (None: of this machine)."""
+    """Return month, day and time of ``at`` (Unix seconds) in ``zone``, or in this machine's time zone
+    if that is None.
+    """
     return datetime.fromtimestamp(at, zone).astimezone(zone).strftime("%m-%d %H:%M")

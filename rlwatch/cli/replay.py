@@ -1,4 +1,6 @@
-"""``rlwatch replay FILE --model DIR``: run a recorded step again, and compare its values with the recorded ones."""
+"""``rlwatch replay FILE --model DIR``: compute a recorded training step again, and compare its values with the
+recording.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ EPILOG = examples(
     "rlwatch replay steps/step00001200-rank0.npz --model checkpoint-1199 --format json",
 )
 MOST_LAYERS = 8
-"""Number of layers shown, in addition to those that differ."""
+"""Number of layers printed, in addition to those that differ."""
 
 
 def replay(
@@ -88,7 +90,7 @@ def _print(recording: RankRecording, found: Replayed) -> None:
 
 
 def shown(figures: Sequence[Figure]) -> list[Figure]:
-    """Return the rows without the smallest layers that agree."""
+    """Return the compared values without those of small layers that agree with the recording."""
     shares = [figure for figure in figures if figure.name.startswith("share of ")]
     hidden = {figure.name for figure in shares[MOST_LAYERS:] if figure.agrees}
     return [figure for figure in figures if figure.name not in hidden]

@@ -39,11 +39,11 @@ EPILOG = examples(
 
 
 LONGEST_TITLE = 60
-"""Characters of a Space's title."""
+"""Most characters in the title of a Hugging Face Space."""
 
 
 class ReportFormat(StrEnum):
-    """Form in which the report is written."""
+    """Form in which a report is written: HTML, Markdown, or a Hugging Face Space."""
 
     HTML = "html"
     MD = "md"

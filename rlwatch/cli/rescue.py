@@ -1,4 +1,4 @@
-"""``rlwatch rescue``: rehearse a rescue policy on a recorded run, and list its actions on a live one."""
+"""``rlwatch rescue``: try a rescue policy on a recorded run, and list the actions that one took on a live run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _items(source: Store, info: RunInfo) -> Iterator[StepRecord | Event]:
 
 
 ROWS_AT_ONCE = 1000
-"""Rows that are read from the store at a time."""
+"""Number of rows that are read from the store at a time."""
 
 
 def _print(info: RunInfo, found: RescueRehearsal) -> None:
@@ -112,7 +112,7 @@ def ledger(
 
 
 LONGEST = 80
-"""Characters of a cell; ``--format json`` has all of them."""
+"""Most characters of a table cell; ``--format json`` has all of them."""
 
 
 def _is_of_a_rescue(event: Event, kind: str) -> bool:

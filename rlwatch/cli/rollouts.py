@@ -1,4 +1,4 @@
-"""Responses with their culprit tokens marked, and properties that recur among culprits, for a terminal."""
+"""Responses with their culprit tokens (those that dominate a gradient spike) marked, and properties common to them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlwatch.wording import number, one_line, step
 
 MOST_ROLLOUTS = 3
 AROUND = 160
-"""Characters shown before the first and after the last culprit of a response."""
+"""Characters printed before the first and after the last culprit token of a response."""
 FAR = 2000
-"""Most characters shown of one response."""
+"""Most characters printed of one response."""
 OPEN, CLOSE = "[[", "]]"
-"""Marks around a culprit."""
+"""Marks around a culprit token."""
 
 
 def newest_rollouts(store: Store, run_id: str) -> list[Row]:
-    """Return the recorded responses with culprits of the newest localised step, the worst first.
+    """Return the recorded responses with culprit tokens of the newest localised step of a run, the worst first.
 
     Each has ``step``, ``rank``, ``sequence``, its known properties, ``positions``, ``token_ids`` and ``texts`` of its
     tokens (empty if text was not recorded) and ``culprits``, the positions of the culprit tokens.
@@ -40,7 +40,7 @@ def newest_rollouts(store: Store, run_id: str) -> list[Row]:
 
 
 KNOWN = ("prompt_index", "prompt", "group", "sample", "rollout", "task", "sampler_version", "reward", "reward_parts")
-"""Properties of a response that are shown if they are known."""
+"""Properties of a response that are printed if they are known."""
 
 
 def _rollouts(culprits: SpikeBatch, kept: SpikeBatch | None) -> list[Row]:
@@ -70,7 +70,7 @@ def _listed(batch: SpikeBatch, name: str, rows: Sequence[int]) -> list[JSON]:
 
 
 def print_rollouts(rollouts: Sequence[Row]) -> None:
-    """Print each response in a few lines, culprits in double brackets; nothing if no text was recorded."""
+    """Print each response with its culprit tokens in double brackets; responses without recorded text are left out."""
     for one in rollouts:
         if not one["texts"]:
             continue
@@ -122,7 +122,7 @@ def _in_place(one: Row) -> str:
 
 
 def recurring_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
-    """Return the properties that culprits of several steps share; see :func:`rlwatch.export.recurring`."""
+    """Return the properties that culprit tokens of several steps share; see :func:`rlwatch.export.recurring`."""
     rows = [
         {"step": batch.step, "attempt": batch.attempt, **row}
         for batch in batches
@@ -133,7 +133,9 @@ def recurring_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
 
 
 def print_recurring(rows: Sequence[Row]) -> None:
-    """Print one line, if anything recurs."""
+    """Print the properties that recur among culprit tokens, a line for each kind of property; nothing if ``rows`` is
+    empty.
+    """
     if not rows:
         return
     say(f"Recurring over {rows[0]['of']} localised steps", style="bold")

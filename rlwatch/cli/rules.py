@@ -1,4 +1,4 @@
-"""``rlwatch rules``: the alert rules and channels of ``rlwatch.toml``."""
+"""``rlwatch rules``: write, check and test the alert rules and channels of ``rlwatch.toml``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEST_EPILOG = examples(
 )
 
 MOST_LISTED = 5
-"""Most kinds that are listed one by one; a longer list is abbreviated."""
+"""Most kinds of finding that are printed one by one; a longer list is abbreviated."""
 
 rules = typer.Typer(
     help="Alert rules: write a commented rlwatch.toml, check it, test it on a log.",

@@ -1,4 +1,4 @@
-"""``rlwatch runs | edit | purge | audit``: list the runs of a store, edit them, and show who did what, and when."""
+"""``rlwatch runs | edit | purge | audit``: list, edit and remove the runs of a store, and list user actions on them."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ _PINS = "pin"
 
 
 def acts_of_people(store: Store, run_id: str | None = None) -> list[AuditEntry]:
-    """Return notes, acknowledgements, silences, prunings, commands, edits and purges, oldest first.
+    """Return user actions (notes, acknowledgements, silences, prunings, commands, edits, purges), oldest first.
 
     Parameters
     ----------

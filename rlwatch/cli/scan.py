@@ -57,7 +57,11 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def fetched(named: str) -> Iterator[Path]:
-    """Return the log as a local file or directory. Raises ``ImportFormatError`` if it cannot be fetched."""
+    """Provide the log called ``named`` (a path, a URL, or ``-`` for stdin) as a local file or directory within the
+    block.
+
+    Raises ``ImportFormatError`` if it cannot be downloaded.
+    """
     if named != STDIN and not is_address(named):
         yield Path(named)
         return
@@ -72,7 +76,7 @@ def fetched(named: str) -> Iterator[Path]:
 
 
 def is_address(named: str) -> bool:
-    """Return whether it is ``http://...`` or ``https://...``."""
+    """Return whether ``named`` is an ``http://`` or ``https://`` URL."""
     return named.startswith(("http://", "https://"))
 
 
@@ -103,11 +107,11 @@ def _download(address: str, target: Path) -> None:
 
 
 Problems = Sequence[ImportFormatError]
-"""Errors of logs that could not be read."""
+"""Errors of the logs that could not be read."""
 
 
 class Scanned(NamedTuple):
-    """Report of one run, with the name of its log and the metric names in it."""
+    """Scan report of one run, with the name of its log and the metric names in it."""
 
     log: str
     report: Report
@@ -122,7 +126,8 @@ _WITHIN_XML = str.maketrans({code: "\N{REPLACEMENT CHARACTER}" for code in range
 
 
 def workflow_commands(found: Found, problems: Problems = ()) -> str:
-    """Return a GitHub workflow command for each alarm, each verdict, and each log that could not be read.
+    """Return a GitHub workflow command for each alarm and verdict in ``found``, and each unreadable log in
+    ``problems``.
 
     https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     """
@@ -150,9 +155,10 @@ def _property(text: str) -> str:
 
 
 def junit(found: Found, problems: Problems = ()) -> str:
-    """Return JUnit XML: a suite for each run, with a case for the verdict and one for each kind of alarm.
+    """Return scan results as JUnit XML: a suite for each run, with a case for its verdict and one for each kind of
+    alarm.
 
-    A critical alarm is a failure; a log that could not be read is a case with an error.
+    A critical alarm is a failure; a log in ``problems``, which could not be read, is a case with an error.
     """
     root = ET.Element("testsuites", name="rlwatch")
     for log, report, _ in found:
@@ -190,7 +196,9 @@ def _xml(text: str) -> str:
 
 
 def table(found: Found, problems: Problems = ()) -> str:
-    """Return a Markdown table: log, run, steps, verdict, and the worst alarms; then the logs that could not be read."""
+    """Return scan results as a Markdown table of run, steps, verdict and worst alarms, with unreadable
+    logs at the end.
+    """
     lines = ["| run | steps | verdict | alarms |", "|---|---|---|---|"]
     for log, report, _ in found:
         name = report.run if report.run in log else f"{report.run} ({log})"
@@ -204,7 +212,7 @@ def table(found: Found, problems: Problems = ()) -> str:
 
 
 def worst(alarms: Iterable[Alarm]) -> list[Alarm]:
-    """Return, for each kind, the first alarm of its worst severity, in order of steps."""
+    """Return for each kind of alarm the first one of its highest severity, in order of steps."""
     kept: dict[str, Alarm] = {}
     for alarm in alarms:
         known = kept.get(alarm.kind)
@@ -228,7 +236,7 @@ EPILOG = examples(
 
 
 class Output(StrEnum):
-    """Form in which a scan prints."""
+    """Form in which ``rlwatch scan`` prints its results."""
 
     TEXT = "text"
     JSON = "json"
@@ -310,9 +318,29 @@ def scanned(
     *,
     mapped: Sequence[str] = (),
 ) -> tuple[list[Scanned], list[ImportFormatError]]:
-    """Return each run of the logs, or ``run`` only, and the errors of unreadable logs, also printed on stderr.
+    """Scan the logs in ``given`` and return a report for each run, and the errors of unreadable logs.
 
-    Raises ``ImportFormatError`` if no log can be read.
+    Errors are also printed on stderr.
+
+    Parameters
+    ----------
+    given
+        Paths or URLs of logs, or ``-`` for stdin.
+    run
+        The only run to scan, of a log with several.
+    read_as
+        Format of the logs; None to detect it.
+    source
+        Trainer, if the log does not name it.
+    config
+        File with alert rules.
+    mapped
+        Metric names to map to roles, as ``ROLE=NAME``.
+
+    Raises
+    ------
+    ImportFormatError
+        If no log can be read.
     """
     from rlwatch.cli.scan import Scanned
     from rlwatch.errors import ImportFormatError
@@ -348,7 +376,7 @@ def scanned(
 
 
 def print_report(found: Scanned, *, everything: bool = False) -> None:
-    """Print the answer; with ``everything`` also all findings, advice, alarms, names and skipped checks."""
+    """Print the scan report of one run; with ``everything``, also all findings, alarms, names and skipped checks."""
     report, view = found.report, found.report.view
     facts = f"{report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics"
     read = [*report.notes, *(f"skipped {skipped}" for skipped in report.skipped)]
@@ -371,7 +399,7 @@ def print_report(found: Scanned, *, everything: bool = False) -> None:
 
 
 def print_line(found: Scanned) -> None:
-    """Print the headline of one run of several, behind its name."""
+    """Print the name and headline of one of several scanned runs in one line."""
     report = found.report
     name = found.log if report.run in found.log else f"{found.log} {report.run}"
     urgency = report.view.verdict.urgency

@@ -1,4 +1,6 @@
-"""``rlwatch serve``: one process for a team: watchman, delivery of alerts, dashboard, probes and metrics."""
+"""``rlwatch serve``: all services for a team's store in one process: liveness checks, alerts, dashboard, health,
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,11 @@ EPILOG = examples(
     "rlwatch serve --no-ui --listen 0.0.0.0:9464 --engine http://gpu-2:8000/metrics",
 )
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""First and longest pause before a dead dashboard is restarted, in seconds: each pause is twice the last."""
+"""First and longest pause before a dashboard that ended is restarted, in seconds; the pause doubles each time."""
 CHECK_S = 0.5
-"""Seconds between two checks of the dashboard."""
+"""Seconds between two checks of the dashboard process."""
 FRESH_S = 2.0
-"""Seconds for which a readiness result is cached."""
+"""Seconds for which the result of a readiness check is cached."""
 
 
 def serve(
@@ -133,9 +135,9 @@ class DashboardProcess:
     Parameters
     ----------
     start
-        Starts the process.
+        Starts the process and returns it.
     healthy
-        Returns whether it answers.
+        Returns whether the dashboard answers.
     pauses_s
         The first and the longest pause before a restart, in seconds.
     """
@@ -158,22 +160,22 @@ class DashboardProcess:
         )
 
     def begin(self) -> None:
-        """Start it, and supervise it in a background thread."""
+        """Start the dashboard, and supervise it in a background thread."""
         self._thread.start()
 
     @property
     def up(self) -> bool:
-        """True if it answers."""
+        """True if the dashboard answers requests."""
         process = self._process
         return process is not None and process.poll() is None and self._healthy()
 
     @property
     def alive(self) -> bool:
-        """True while its supervising thread runs."""
+        """True while the thread that supervises the dashboard runs."""
         return self._thread.is_alive()
 
     def end(self) -> None:
-        """End it for good."""
+        """Stop the dashboard, and do not restart it."""
         self._ending.set()
         self._thread.join(ui.STOP_DEADLINE_S)
         if self._process is not None:
@@ -203,7 +205,7 @@ class DashboardProcess:
 
 
 class Work:
-    """The services of one process for a store, and its health, readiness and metrics."""
+    """The services that one process runs for a store, with their health, readiness and metrics."""
 
     def __init__(
         self,
@@ -222,12 +224,12 @@ class Work:
         self._of_engines: dict[str, float] = {}
 
     def broken(self) -> dict[str, str]:
-        """Failed parts of the process, and why: only a restart helps."""
+        """Return the services whose thread has ended, each with the reason; only a restart of the process helps."""
         threads = {"watchman": self.watch, "delivery": self.delivery, "dashboard": self.dashboard}
         return {name: "its thread has ended" for name, one in threads.items() if one is not None and not one.alive}
 
     def waits_for(self) -> dict[str, str]:
-        """Return the dependencies that do not answer, and why; at most two seconds old."""
+        """Return the services and the store that do not answer, each with the reason; at most two seconds old."""
         with self._lock:
             if time.monotonic() >= self._ready_until:
                 problem = redacted(sheltered(self._store_problem, described))
@@ -238,7 +240,7 @@ class Work:
             return self._ready
 
     def metrics(self) -> str:
-        """Return all metrics for Prometheus."""
+        """Return the metrics of all runs in Prometheus's text format."""
         return exposition(self._look())
 
     def _store_problem(self) -> str:
@@ -300,7 +302,7 @@ def _working(
 
 
 def answers(work: Work) -> Starlette:
-    """Return the application for uvicorn: health, readiness and metrics."""
+    """Return a Starlette application with the paths ``/healthz``, ``/readyz`` and ``/metrics`` of ``work``."""
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route

@@ -1,4 +1,4 @@
-"""``rlwatch export metrics``: export the runs of a store to Prometheus and OpenTelemetry."""
+"""``rlwatch export metrics``: publish the metrics of a store's runs for Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ EPILOG = examples(
 )
 PATH = "/metrics"
 FRESH_S = 1.0
-"""Seconds for which an answer is cached, for many concurrent requests."""
+"""Seconds for which the metrics are cached, so that concurrent requests do not each read the store."""
 HOUR_S = 3600.0
 PAUSE_S = 0.1
-"""Seconds between two tries to accept a connection when no file descriptor is free."""
+"""Seconds until another try to accept a connection when no file descriptor is free."""
 
 
 def metrics(
@@ -72,7 +72,7 @@ def metrics(
 
 
 class GaugeCache:
-    """Thread-safe cache of the gauges, at most one second old."""
+    """Thread-safe cache of the gauges (metric values) of a store's runs, at most one second old."""
 
     def __init__(self, asked: Callable[[], list[Gauge]]) -> None:
         self._asked = asked
@@ -90,7 +90,7 @@ class GaugeCache:
 
 
 class Scraped(BaseHTTPRequestHandler):
-    """Answers ``GET /metrics`` and nothing else."""
+    """Request handler that answers ``GET /metrics`` with Prometheus metrics, and any other request with an error."""
 
     timeout = GREETING_S
 
@@ -99,7 +99,7 @@ class Scraped(BaseHTTPRequestHandler):
         super().__init__(*args)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
-        """Answer one request."""
+        """Send the metrics in Prometheus's text format, or 404 for any path but ``/metrics``."""
         if self.path.partition("?")[0] != PATH:
             self.send_error(404, f"only {PATH} is here")
             return
@@ -111,11 +111,11 @@ class Scraped(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its signature)
-        """Log nothing: requests come every few seconds."""
+        """Log nothing, since requests come every few seconds."""
 
 
 class Answering(ThreadingHTTPServer):
-    """Server with one thread a connection, limited by :mod:`rlwatch.link.limits`."""
+    """HTTP server with one thread a connection, whose number is limited by :mod:`rlwatch.link.limits`."""
 
     daemon_threads = True
 
@@ -124,13 +124,13 @@ class Answering(ThreadingHTTPServer):
         super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin to answer; above the limit, the connection that has been silent longest is closed."""
+        """Begin to answer a connection; above the limit, close the one that has been silent longest."""
         with self._turn:
             self._strangers.arrived(client_address, partial(_cut, request))
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer in the thread of the connection."""
+        """Answer the requests of a connection in its own thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -146,7 +146,7 @@ class Answering(ThreadingHTTPServer):
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect or send nothing."""
+        """Ignore errors from clients that disconnect or send nothing."""
 
 
 def _cut(connection: socket) -> None:
@@ -155,7 +155,7 @@ def _cut(connection: socket) -> None:
 
 
 def server(listen: str, look: GaugeCache) -> ThreadingHTTPServer:
-    """Return a server on ``HOST:PORT``. Raises ``ConfigError`` if it cannot listen there."""
+    """Return a server of Prometheus metrics on ``HOST:PORT``. Raises ``ConfigError`` if it cannot listen there."""
     host, _, port = listen.rpartition(":")
     try:
         return Answering((host.strip("[]") or "127.0.0.1", int(port)), partial(Scraped, look))
@@ -185,7 +185,10 @@ def _push(url: str, every: float, look: GaugeCache) -> None:
 
 
 def provider(url: str, every: float, look: GaugeCache) -> MeterProvider:
-    """Return a provider that pushes all gauges at an interval, and once more at shutdown."""
+    """Return an OpenTelemetry provider that pushes all gauges to ``url`` at an interval, and once more at shutdown.
+
+    ``every`` is the interval in seconds. Raises ``MissingExtraError`` without the OpenTelemetry packages.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics import MeterProvider

@@ -1,4 +1,4 @@
-"""``rlwatch show RUN``: show one run in detail, and on request its metrics, spike tokens and completions."""
+"""``rlwatch show RUN``: print one run in detail, and on request its metrics, outlier tokens and completions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ EPILOG = examples(
 
 MOST_SPIKES = 20
 MOST_RECURRING = 400
-"""Batches of culprits that are searched for recurring properties."""
+"""Most batches of culprit tokens that are searched for recurring properties."""
 
 
 def show(
@@ -240,11 +240,14 @@ def _print_metrics(rows: list[dict[str, JSON]]) -> None:
 # Decisions of automatic actions on a run: carried out, dry run, or refused, with the reason.
 
 ACTION_EVENT = "action"
-"""Kind of the events that :mod:`rlwatch.run.alerting` records."""
+"""Kind of the events that :mod:`rlwatch.run.alerting` records for automatic actions."""
 
 
 def action_rows(events: Sequence[Event], commands: Sequence[Command]) -> list[dict[str, JSON]]:
-    """Return the decisions of all actions, oldest first; ``answer`` is the result of the command, if one was sent."""
+    """Return the automatic actions in ``events``, oldest first, each with its outcome.
+
+    ``answer`` is the trainer's result if the action sent one of ``commands``.
+    """
     answers = {command.idempotency_key: command for command in commands}
     return [_action_row(event, answers) for event in events if event.kind == ACTION_EVENT]
 
@@ -257,7 +260,7 @@ def _action_row(event: Event, commands: dict[str, Command]) -> dict[str, JSON]:
 
 
 def print_actions(rows: Sequence[dict[str, JSON]]) -> None:
-    """Print a table; nothing without decisions."""
+    """Print a table of automatic actions; nothing if there are none."""
     if not rows:
         return
     print_table(
@@ -284,18 +287,18 @@ def _action_cells(row: dict[str, JSON]) -> list[Cell]:
 
 MOST_ROWS = 50
 WORST_BY = ("contribution", "screen", "ratio", "advantage", "entropy")
-"""Columns that rank tokens: the first of these that a batch has decides."""
+"""Columns that rank outlier tokens; the first of these that a batch has is used."""
 SPIKE_IMPORTANCE = (
     "step", "rank", "sequence", "position", "token_id", "text", "logp", "old_logp", "rollout_logp", "ratio",
     "advantage", "screen", "entropy", "ref_logp", "reason",
 )  # fmt: skip
-"""Columns in the order in which a narrow terminal gives them room."""
+"""Columns of the table of outlier tokens; on a narrow terminal the first are kept longest."""
 
 
 def spike_rows(batches: Sequence[SpikeBatch], most: int = MOST_ROWS) -> list[dict[str, JSON]]:
-    """Return at most ``most`` rows, newest step first, within a step the largest (or non-finite) first.
+    """Return at most ``most`` outlier tokens, newest step first, within a step the largest or non-finite first.
 
-    Culprits, which have their own rows, and whole responses are left out.
+    Batches of culprit tokens and of whole responses are left out.
     """
     rows: list[dict[str, JSON]] = []
     far_out = [batch for batch in batches if batch.reason not in {CULPRITS, RESPONSES}]
@@ -307,7 +310,7 @@ def spike_rows(batches: Sequence[SpikeBatch], most: int = MOST_ROWS) -> list[dic
 
 
 def print_token_spikes(rows: list[dict[str, JSON]]) -> None:
-    """Print a table, or a note that there are none."""
+    """Print a table of outlier tokens, or a note that none are recorded."""
     if not rows:
         say("no token spikes recorded")
         return
@@ -329,7 +332,7 @@ def _spike_cell(value: JSON) -> str:
 
 
 def rows_of(batch: SpikeBatch) -> list[dict[str, JSON]]:
-    """Return each token of a batch with its step, rank and reason, in recorded order."""
+    """Return each token of ``batch`` as a row with step, rank and reason, in recorded order."""
     columns = {name: column_values(column) for name, column in batch.columns.items()}
     return [
         {"step": batch.step, "rank": batch.rank, "reason": batch.reason}
@@ -360,20 +363,26 @@ MOST_SUMMARIES = 3
 
 
 def culprit_rows(batches: Sequence[SpikeBatch], most: int = MOST_CULPRITS) -> list[Row]:
-    """Return at most ``most`` culprits, newest step first, within a step in recorded order, worst first."""
+    """Return at most ``most`` culprit tokens (those that dominate a gradient spike), newest step first.
+
+    Within a step they are in recorded order, the worst first.
+    """
     newest = sorted((b for b in batches if b.reason == CULPRITS), key=lambda batch: -batch.step)
     rows = [row for batch in newest for row in rows_of(batch)]
     return [row | {"layers": _layers(row)} for row in rows[:most]]
 
 
 def localisations(events: Sequence[Event], most: int = MOST_CULPRITS) -> list[Row]:
-    """Return the localisations of steps, newest first."""
+    """Return at most ``most`` results of localising a gradient spike to tokens, newest first."""
     found = [event for event in events if event.kind == LOCALISED]
     return [{"step": event.step, **event.body} for event in reversed(found[-most:])]
 
 
 def print_culprits(rows: Sequence[Row], summaries: Sequence[Row]) -> None:
-    """Print a few lines on the newest localisations, then a table of culprits; nothing if there are neither."""
+    """Print the newest localisations of gradient spikes in ``summaries``, then a table of culprit tokens from ``rows``.
+
+    Nothing is printed if both are empty.
+    """
     for summary in summaries[:MOST_SUMMARIES]:
         say(f"step {step(summary.get('step'))}: {_localisation_summary(summary)}", style="bold")
         for line in _localisation_details(summary):

@@ -1,4 +1,4 @@
-"""``rlwatch ui``: run the dashboard as a process, with login by token."""
+"""``rlwatch ui``: start the dashboard as a process whose users log in with a token."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def ui(
 
 
 def introduce(where: DashboardAddress, login: Login) -> None:
-    """Print the link of each role, or where its token was set, and warnings on security."""
+    """Print the login link of each role, or the place its token was set, and security warnings."""
     say("rlwatch dashboard  (stop with Ctrl-C)", style="bold")
     for role, token in login.tokens.items():
         link = f"{where.address}  (token: {token.source})" if token.source else where.link(token)
@@ -180,11 +180,15 @@ def _check(where: DashboardAddress, login: Login, store: str | None, config: Pat
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
 SETTINGS = "RLWATCH_UI_SETTINGS"
-"""The variable that passes the login settings to the server; see ``app/gate.py``."""
+"""Environment variable that passes the login settings to the dashboard server; ``app/gate.py`` reads it."""
 
 
 def app_script(package: Path = Path(rlwatch.__file__).parent) -> Path:
-    """Return ``main.py`` of the app: in the wheel (``rlwatch/_app``), or next to ``package`` in a checkout."""
+    """Return the path of the dashboard's ``main.py``: in the wheel (``rlwatch/_app``), or next to ``package`` in a
+    checkout.
+
+    Raises ``ConfigError`` if neither file exists.
+    """
     places = (package / "_app" / "main.py", package.parent / "app" / "main.py")
     for place in places:
         if place.is_file():
@@ -193,21 +197,21 @@ def app_script(package: Path = Path(rlwatch.__file__).parent) -> Path:
 
 
 def require_streamlit() -> None:
-    """Raise ``MissingExtraError`` if streamlit, or a package for the login, is not installed."""
+    """Raise ``MissingExtraError`` if streamlit, or a package for the dashboard's login, is not installed."""
     for package in ("streamlit", "limits"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "app", "rlwatch ui")
 
 
 def free_port(host: str) -> int:
-    """Return a port that is free now."""
+    """Return a TCP port on ``host`` that is free now."""
     with _socket(host) as probe:
         probe.bind((host.strip("[]"), 0))
         return int(probe.getsockname()[1])
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise ``ConfigError`` if the server cannot listen on ``port``."""
+    """Raise ``ConfigError`` if a server cannot listen on ``host`` and ``port``."""
     with _socket(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
         try:
@@ -221,7 +225,7 @@ def _socket(host: str) -> socket.socket:
 
 
 def server_command(script: Path) -> list[str]:
-    """Return the command line of the server, which contains no secret, since other users can read it.
+    """Return the command line that starts the dashboard; it contains no secret, since other users can read it.
 
     ``-P``: Python files in the directory of the script or the working directory cannot shadow other modules.
     """
@@ -235,7 +239,10 @@ def server_environment(
     outer: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> dict[str, str]:
-    """Return the environment of the server, which only its owner can read: store, configuration and login settings."""
+    """Return the environment variables of the dashboard server: store, configuration and login settings.
+
+    Only the owner of a process can read them. ``outer`` replaces the variables of this process.
+    """
     environment = dict(os.environ if outer is None else outer)
     for name in VARIABLES.values():
         environment.pop(name, None)
@@ -289,9 +296,10 @@ def start_server(
     quiet: bool = False,
     config: Path | None = None,
 ) -> subprocess.Popen[str]:
-    """Start the server; with ``quiet`` its output is available as the ``stdout`` of the process.
+    """Start the dashboard server and return its process; with ``quiet`` its output can be read from ``stdout`` of that.
 
-    It runs in another directory, since the working directory may be a store with a ``.streamlit`` of its own.
+    The server runs in the directory of ``script``, since the current one may be a store with a ``.streamlit``
+    directory.
     """
     return subprocess.Popen(
         server_command(script),
@@ -305,7 +313,10 @@ def start_server(
 
 
 def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = START_DEADLINE_S) -> str | None:
-    """Return None as soon as the server is healthy, or the reason that it is not after ``deadline_s`` seconds."""
+    """Wait until the server at ``url`` is healthy and return None, or return the reason that it is not.
+
+    It gives up when ``process`` ends or after ``deadline_s`` seconds.
+    """
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -317,7 +328,7 @@ def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = S
 
 
 def refuses_strangers(url: str) -> str | None:
-    """Return None if a request without a token is refused, else the response it got."""
+    """Return None if the dashboard at ``url`` refuses a request without a token, else a description of its response."""
     try:
         with urlopen(f"{url}/", timeout=10.0) as answer:  # noqa: S310  (http, this machine)
             return f"a request without a token got {answer.status}"
@@ -328,7 +339,7 @@ def refuses_strangers(url: str) -> str | None:
 
 
 def healthy(url: str) -> bool:
-    """Return whether the dashboard at ``url`` answers."""
+    """Return whether the dashboard at ``url`` answers its health check."""
     try:
         with urlopen(f"{url}/_stcore/health", timeout=2.0) as answer:  # noqa: S310  (http, loopback)
             return bool(answer.status == 200 and answer.read().strip() == b"ok")
@@ -337,7 +348,7 @@ def healthy(url: str) -> bool:
 
 
 def stop_server(process: subprocess.Popen[str], deadline_s: float = STOP_DEADLINE_S) -> None:
-    """Stop the server: terminate it, and kill it after ``deadline_s`` seconds."""
+    """Terminate the server ``process``, and kill it if it has not ended after ``deadline_s`` seconds."""
     process.terminate()
     try:
         process.wait(deadline_s)

@@ -1,4 +1,4 @@
-"""Findings, alarms, forecasts and the diagnosis as text, shared by the commands."""
+"""Findings, alarms, forecasts and diagnoses as printed text, shared by several commands."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 LONGEST = 300
-"""Most characters of a message in a table, where the terminal wraps them."""
+"""Most characters of a message in a table, where the terminal wraps it."""
 
 
 def severity_cell(severity: str) -> Cell:
-    """Return the severity in its colour."""
+    """Return a table cell with ``severity`` in its colour."""
     return (str(severity), SEVERITY_STYLES[Severity(severity)])
 
 
 def stage_cell(finding: Finding) -> Cell:
-    """Return the severity in its colour, or the stage of a recovery."""
+    """Return a table cell with the finding's severity in its colour, or for a recovery its stage in green."""
     return (finding.stage.value, "green") if finding.stage.better else severity_cell(finding.severity)
 
 
 def print_headline(view: RunView, *, detail: bool = False) -> None:
-    """Print the headline in the colour of its urgency; with ``detail`` also the state with all that belongs to it."""
+    """Print the headline of a run in the colour of its urgency; with ``detail`` also the full verdict."""
     verdict = view.verdict
     style = "green" if verdict.urgency is None else SEVERITY_STYLES[verdict.urgency]
     say_wrapped(view.headline, style=style)
@@ -44,7 +44,10 @@ def print_headline(view: RunView, *, detail: bool = False) -> None:
 
 
 def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = False) -> None:
-    """Count the detectors that lacked their metrics, in one line; with ``everything`` name each and its needs."""
+    """Print the number of checks that lacked their metrics, in one line; with ``everything``, each with its reason.
+
+    ``flag`` is the option that lists them.
+    """
     if everything:
         for part in parts:
             say(f"check skipped: {part.name}: {part.reason}", style="dim")
@@ -53,7 +56,7 @@ def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = F
 
 
 def checks_left(parts: Sequence[NotRun]) -> str:
-    """Count the skipped checks: ``44 checks need metrics that this log lacks``."""
+    """Return the number of skipped checks in words: ``44 checks need metrics that this log lacks``."""
     return f"{plural(len(parts), 'check')} need{'s' if len(parts) == 1 else ''} metrics that this log lacks"
 
 
@@ -61,11 +64,11 @@ def checks_left(parts: Sequence[NotRun]) -> str:
 
 COLUMNS = 80
 LABEL = 12
-"""Width of the labels of an answer, in columns."""
+"""Width, in columns, of the labels at the left of an answer."""
 
 
 def say_wrapped(text: str, style: str = "", *, label: str = "", most: int = 0) -> None:
-    """Print ``text`` in lines of :data:`COLUMNS`, indented behind ``label``; at most ``most`` lines, if it is given."""
+    """Print ``text`` wrapped to 80 columns, indented behind ``label``; at most ``most`` lines, if that is not 0."""
     indent = " " * LABEL if label else ""
     lines = textwrap.wrap(
         for_terminal(text),
@@ -81,9 +84,18 @@ def say_wrapped(text: str, style: str = "", *, label: str = "", most: int = 0) -
 
 
 def print_answer(view: RunView, alarms: Sequence[tuple[Severity, str, int]], notes: Sequence[str], flag: str) -> None:
-    """Print headline, cause and evidence, what to do, when it was alarmed, and what was not judged.
+    """Print a run's headline, its cause with evidence and advice, the alarms, and the checks that were skipped.
 
-    ``alarms``: (severity, kind, step) in order; ``notes``: on how the log was read; ``flag``: lists the rest.
+    Parameters
+    ----------
+    view
+        The run.
+    alarms
+        Severity, kind and step of each alarm, in order.
+    notes
+        Remarks on reading the log.
+    flag
+        The option that lists everything.
     """
     print_headline(view)
     explanation = view.explanation
@@ -104,9 +116,9 @@ def print_answer(view: RunView, alarms: Sequence[tuple[Severity, str, int]], not
 
 
 FEW_NOTES = 2
-"""Number of notes on how a log was read in an answer; ``-v`` prints all."""
+"""Most remarks on reading a log that are printed; ``-v`` prints all."""
 FEW_EVIDENCE = 3
-"""Number of pieces of evidence in an answer."""
+"""Most pieces of evidence that are printed with an answer."""
 
 
 def _print_why(explanation: Diagnosis) -> None:
@@ -125,7 +137,9 @@ def _print_why(explanation: Diagnosis) -> None:
 
 
 def print_findings(findings: Iterable[Finding], *, title: str = "Findings") -> None:
-    """Print kind, onset, step and message of each finding; for a recovery, its stage instead of the severity."""
+    """Print a table with kind, onset, step and message of each finding; a recovery has its stage in place of a
+    severity.
+    """
     rows = [_finding_cells(finding) for finding in findings]
     if rows:
         print_table(heads(FINDINGS, FINDINGS_SHOWN), rows, title=title)
@@ -137,7 +151,7 @@ def _finding_cells(finding: Finding) -> list[Cell]:
 
 
 def print_alarms(alarms: Sequence[tuple[str, str, int, str]]) -> None:
-    """Print the alarms that would have been sent, each as (severity, kind, step, reason)."""
+    """Print a table of the alarms that would have been sent, each as (severity, kind, step, reason)."""
     rows = [(severity_cell(s), kind, step(at), one_line(reason, LONGEST)) for s, kind, at, reason in alarms]
     if rows:
         print_table(("severity", "kind", ">step", "reason"), rows, title="Alerts (would have been sent)")
@@ -147,7 +161,7 @@ def print_alarms(alarms: Sequence[tuple[str, str, int, str]]) -> None:
 
 
 def newest_row(records: Sequence[ForecastRecord]) -> dict[str, JSON] | None:
-    """Return the newest forecast as plain values, with its reason; None if there is none."""
+    """Return the last of ``records`` as the forecast in plain values, with its reason; None if there are no records."""
     from dataclasses import asdict
 
     from rlwatch.forecast.forecast import forecast_of
@@ -159,7 +173,9 @@ def newest_row(records: Sequence[ForecastRecord]) -> dict[str, JSON] | None:
 
 
 def forecast_line(forecasts: Sequence[Forecast], *, now: bool = False) -> str:
-    """Return the highest probability and the first alarm; ``now``: also the newest one. Empty without forecasts.
+    """Return a line with the highest failure probability and the first alarm of ``forecasts``; "" if there are none.
+
+    ``now``: also the newest probability.
 
     >>> from rlwatch.forecast import Forecast
     >>> forecast_line([Forecast(40, p50=0.02), Forecast(41, p50=0.83, alarm=True), Forecast(42, p50=0.5)], now=True)
@@ -191,7 +207,7 @@ def _by_limits(forecasts: Sequence[Forecast], alarms: Sequence[int]) -> str:
 
 
 def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> None:
-    """Print the line, or the reason that there is none; nothing for a run without forecasts."""
+    """Print the line of :func:`forecast_line` for a run, or with ``now`` the reason that it has no forecast."""
     from rlwatch.forecast.forecast import forecast_of
 
     forecasts = [forecast_of(record) for record in records]
@@ -205,13 +221,16 @@ def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> N
 # A diagnosis as text: cause, confidence, evidence in order of time, and actions.
 
 FEW = 3
-"""Number of actions printed, unless all are requested."""
+"""Most recommended actions that are printed, unless all are requested."""
 WORSE = (Severity.WARNING, Severity.CRITICAL)
 STYLES = {Confidence.STRONG: "bold red", Confidence.PLAUSIBLE: "yellow", Confidence.WEAK: "dim"}
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
-    """Print the likeliest cause with its evidence and the first actions, then one line for each other cause."""
+    """Print the likeliest cause of a failure with its evidence and first actions, then one line for each other cause.
+
+    ``everything``: print all actions. Nothing is printed if no evidence is a warning or worse.
+    """
     if not any(evidence.severity in WORSE for cause in diagnosis.causes for evidence in cause.evidence):
         return
     first, *others = diagnosis.causes
@@ -262,32 +281,32 @@ def _print_action(place: int, action: Action) -> None:
 
 
 def finding_line(finding: Finding) -> str:
-    """Return a finding as one line."""
+    """Return step, severity (or stage of recovery), kind, onset and message of a finding as one line."""
     since = f" since {step(finding.onset_step)}" if finding.onset_step < finding.step else ""
     what = finding.stage if finding.stage.better else finding.severity
     return f"step {step(finding.step)}  {what}  {finding.kind}{since}: {one_line(finding.message, 160)}"
 
 
 def alert_line(alert: Alert) -> str:
-    """Return a change of an alert as one line; for a resolved alert, how it ended."""
+    """Return step, state, severity, kind and rule of an alert as one line; for a resolved alert also how it ended."""
     at = alert.resolved_step if alert.resolved_step is not None else alert.step
     why = f": {one_line(alert.reason, 160)}" if alert.state is AlertState.RESOLVED and alert.reason else ""
     return f"step {step(at)}  ALERT {alert.state}  {alert.severity}  {alert.kind} (rule {alert.rule}){why}"
 
 
 def print_finding_line(finding: Finding, prefix: str = "") -> None:
-    """Print a finding in the colour of its severity, a recovery in green."""
+    """Print a finding as one line behind ``prefix``, in the colour of its severity; a recovery in green."""
     say(prefix + finding_line(finding), style="green" if finding.stage.better else SEVERITY_STYLES[finding.severity])
 
 
 def print_alert_line(alert: Alert, prefix: str = "") -> None:
-    """Print a change of an alert, a resolved one in green."""
+    """Print an alert as one line behind ``prefix``, in the colour of its severity; a resolved one in green."""
     over = alert.state is AlertState.RESOLVED
     say(prefix + alert_line(alert), style="green" if over else SEVERITY_STYLES[alert.severity])
 
 
 def print_outcome(outcome: MonitorOutcome, prefix: str = "") -> None:
-    """Print the outcome of a batch of records: findings, recoveries, then the alerts that are sent."""
+    """Print the findings, recoveries and sent alerts from judging a batch of records, each line behind ``prefix``."""
     for finding in (*outcome.findings, *outcome.recoveries):
         print_finding_line(finding, prefix)
     for transition in outcome.transitions:

@@ -42,7 +42,7 @@ from rlwatch.wording import one_line
 
 
 class StoreWatch:
-    """Tracks which findings and alerts were printed, of all runs or of one."""
+    """Yields new findings and alerts of all runs of a store, or of one run, each once."""
 
     def __init__(self, store: Store, run_id: str | None = None) -> None:
         self._store = store
@@ -52,7 +52,9 @@ class StoreWatch:
         self._alerts: dict[str, tuple[AlertState, Severity]] = {}
 
     def findings(self) -> Iterator[tuple[RunInfo, Finding]]:
-        """Yield the findings stored since the last call. A run that has not changed is not read again."""
+        """Yield the run and the finding for each finding stored since the last call; unchanged runs
+        are not read again.
+        """
         for run in self._runs():
             version = (run.attempt, run.last_step, run.last_ts, run.heartbeat_at, run.state)
             if self._versions.get(run.run_id) == version:
@@ -64,7 +66,7 @@ class StoreWatch:
                 yield from ((run, finding) for finding in found[reported:])
 
     def alerts(self) -> Iterator[Alert]:
-        """Return the alerts that fired, worsened or were resolved since the last call, oldest first."""
+        """Yield the alerts that fired, worsened or were resolved since the last call, oldest first."""
         for alert in reversed(self._store.alerts(self._run_id)):
             now = (alert.state, alert.severity)
             if alert.state is not AlertState.PENDING and self._alerts.get(alert.alert_id) != now:
@@ -72,7 +74,7 @@ class StoreWatch:
                 yield alert
 
     def critical(self) -> bool:
-        """Return whether a critical alert is firing now."""
+        """Return whether a critical alert of the watched runs is firing now."""
         return any(
             alert.state is AlertState.FIRING and alert.severity is Severity.CRITICAL
             for alert in self._store.alerts(self._run_id)
@@ -83,7 +85,11 @@ class StoreWatch:
 
 
 def judge_store_once(url: str | None, run: str | None, config: Path | None) -> int:
-    """Print everything, deliver due messages, and return 1 if a critical alert is firing."""
+    """Print all findings and alerts of a store's runs, send due messages, and return 1 if a critical alert is firing,
+    else 0.
+
+    ``run`` restricts this to one run; ``config`` is the configuration file.
+    """
     with opened(url) as store:
         run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
         _require_a_run(store)
@@ -99,9 +105,9 @@ def judge_store_once(url: str | None, run: str | None, config: Path | None) -> i
 def follow_store(
     url: str | None, run: str | None, config: Path | None, pause: Callable[[], None], pushed_s: float = 1.0
 ) -> None:
-    """Deliver messages and print news until ``pause`` raises ``KeyboardInterrupt``.
+    """Send alert messages of a store and print new findings and alerts until ``pause`` raises ``KeyboardInterrupt``.
 
-    If the store sends notifications, wait for them instead, at most ``pushed_s`` seconds.
+    If the store sends notifications, wait for them in place of ``pause``, at most ``pushed_s`` seconds each time.
     """
     with opened(url) as store:
         run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)

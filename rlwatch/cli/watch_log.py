@@ -1,4 +1,4 @@
-"""``rlwatch watch`` of a log: read its rows and those that follow, store them, and judge them one by one."""
+"""``rlwatch watch`` of a log: read its rows and those appended later, store them, and judge them one by one."""
 
 from __future__ import annotations
 
@@ -42,14 +42,19 @@ _PLACE = ".watch"
 
 
 class Positions:
-    """Read positions in the logs that ``store`` holds as runs; none are stored for a store in memory."""
+    """Files with the read positions in the logs that ``store`` records as runs; none are written for a
+    store in memory.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._directory = Path(unquote(store.url[len(_SCHEME) :])) / _PLACE if store.url.startswith(_SCHEME) else None
 
     def load(self, run_id: str) -> tuple[Position | None, int]:
-        """Return the position in the run's log, and the ``seq`` of its last record; None and 0 if it is new."""
+        """Return the read position in the log of the run, and the number ``seq`` of its last stored record.
+
+        Return None and 0 for a new run.
+        """
         try:
             last = self._store.records(run_id, last=1)
         except RunNotFoundError:
@@ -61,7 +66,10 @@ class Positions:
         return Position.from_dict(data), last[-1].seq if last else 0
 
     def save(self, run_id: str, position: Position) -> None:
-        """Store the position in place of the last one. A full disk is ignored here: the store reports it."""
+        """Store ``position`` as the read position in the log of the run, in place of the last one.
+
+        A full disk is ignored here, since the store reports it.
+        """
         if self._directory is None:
             return
         file = self._directory / f"{run_id}.json"
@@ -78,19 +86,19 @@ HEARTBEAT_S = 5.0
 
 
 class LogRecording:
-    """One run of a log, written to ``store`` and judged by ``policy``.
+    """One run that is read from a log, written to ``store``, and judged by ``policy``.
 
-    The ``seq`` of a record is its position in the log. Records that the store has from an earlier watch of the same log
-    are skipped; the two watches are two attempts of the run, as are two starts of a trainer in one log.
+    The ``seq`` of a record is its position in the log. Records that ``store`` has from an earlier watch of the log are
+    skipped. Each watch, and each start of the trainer in the log, is a separate attempt of the run.
 
     Parameters
     ----------
     policy, dashboard_url
         Rules and settings to judge by, and the address that messages link to.
     console
-        Whether to write messages also for the channel ``console``.
+        True to write messages also for the channel ``console``.
     on_outcome
-        Called with each outcome, in order.
+        Called with the outcome of each batch, in order.
 
     Raises
     ------
@@ -124,16 +132,16 @@ class LogRecording:
 
     @property
     def run(self) -> RunInfo:
-        """The run, with its attempt in the store."""
+        """Description of the recorded run in the store, with its present attempt."""
         return self.writer.run
 
     @property
     def kept(self) -> tuple[tuple[Notification, str], ...]:
-        """Messages that were due at the last check but kept back, and why."""
+        """Alert messages that were due at the last check but not sent, each with the reason."""
         return self._dispatcher.decision.held_back
 
     def take(self, records: Sequence[StepRecord]) -> None:
-        """Store and judge the next records of the log."""
+        """Store and judge the next ``records`` of the log."""
         fresh = [record for record in records if record.seq > self.writer.last_seq]
         for attempt, group in groupby(fresh, key=lambda record: record.attempt):
             if self._log_attempt not in (None, attempt):
@@ -147,14 +155,14 @@ class LogRecording:
             self.records += len(batch)
 
     def tick(self) -> None:
-        """Send a heartbeat if it is due; retry writes that a busy store refused."""
+        """Send the run's heartbeat if it is due, and retry writes that a busy store refused."""
         self._judging.tick()
         if self._clock.monotonic() >= self._beat_due:
             self._beat_due = self._clock.monotonic() + HEARTBEAT_S
             self.writer.heartbeat(self._clock.now())
 
     def finish(self, reason: str) -> None:
-        """Judge the last step and end the run."""
+        """Judge the last step, and end the run in the store with ``reason``."""
         self._judging.close()
         self.writer.finish(RunState.FINISHED, reason, self._clock.now())
         self.writer.close()
@@ -195,14 +203,14 @@ class LogRecording:
 # Reading one log into a store: the existing rows, then the new ones.
 
 MOST = 500
-"""Records read at a time: Ctrl-C is handled in between, and memory does not grow with the log."""
+"""Most records read at a time, so that Ctrl-C is handled in between and memory does not grow with the log."""
 SAVE_S = 30.0
 QUIET_S = 30.0
-"""Seconds without a write after which the unfinished last row of a log is read as it is."""
+"""Seconds without a write to a log after which its unfinished last row is read as it is."""
 
 
 class LogWatch:
-    """Reads a log piece by piece, and records it.
+    """Reads a growing log piece by piece, and records it as a run.
 
     ``run_ids`` are the runs recorded so far: several for a directory with the event files of several trainings.
 
@@ -250,34 +258,34 @@ class LogWatch:
 
     @property
     def run_id(self) -> str:
-        """Id of the run that is recorded now."""
+        """Id of the run that is being recorded."""
         return self.log.id_of(self._training)
 
     @property
     def records(self) -> int:
-        """Number of records that were new to the store."""
+        """Number of records written to the store so far."""
         return self._done + (self.recording.records if self.recording else 0)
 
     @property
     def behind(self) -> bool:
-        """True if there is more to be read at once."""
+        """True if the log has more rows to read at once."""
         return self.tail.behind
 
     @property
     def left_out(self) -> str:
-        """Parts of the log that could not be used, and how often; empty if all could."""
+        """Reasons that parts of the log could not be used, with their counts; empty if all could."""
         return "; ".join(f"{skipped.count:,} x {skipped.reason}" for skipped in self.tail.skipped)
 
     @property
     def why_nothing(self) -> str:
-        """Reason that no row of the log could be recorded so far."""
+        """Reason that no row of the log has been recorded so far."""
         if self.tail.problem:
             return self.tail.problem
         left_out = self.left_out
         return f"holds no metrics of any step, read as {self.tail.format}{f'; skipped: {left_out}' if left_out else ''}"
 
     def look(self) -> int:
-        """Take the next records; return their number."""
+        """Read and record the next rows of the log; return their number."""
         records = self.tail.poll(MOST)
         if self._caught_up and records:
             newest = records[-1]
@@ -289,7 +297,10 @@ class LogWatch:
         return len(records)
 
     def end(self, reason: str, *, whole: bool = False) -> None:
-        """End the run. ``whole``: also read the unfinished last row, even if it may still be written."""
+        """Stop reading the log, and end its run with ``reason``.
+
+        ``whole``: also read the unfinished last row, even if it may still be written.
+        """
         if self.recording is None and not whole:
             self.tail.release()
             return
@@ -301,7 +312,7 @@ class LogWatch:
             self.abandon(reason)
 
     def abandon(self, reason: str) -> None:
-        """End the run without reading the log again."""
+        """End the run with ``reason`` without reading the log again."""
         self.tail.release()
         if self.recording is not None:
             self.recording.finish(reason)
@@ -351,7 +362,10 @@ def _stamped(records: Sequence[StepRecord], now: float) -> list[StepRecord]:
 
 
 def scan_once(log: NamedLog, store_url: str | None, config: Path | None, tail: Tail | None = None) -> int:
-    """Record and judge the present log, deliver messages, and return 1 if anything in it was critical."""
+    """Record and judge a log as it is now, send alert messages, and return 1 if it caused a critical alert, else 0.
+
+    ``store_url`` and ``config`` are the store and the configuration file; ``tail`` reads the records, if not the file.
+    """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
         watch = watch_of(log, store, alerting, tail=tail)
@@ -387,9 +401,22 @@ def follow(
     tail: Tail | None = None,
     beside: Callable[[], Mapping[str, float]] = dict,
 ) -> None:
-    """Record and judge the log as it grows, until ``pause`` raises ``KeyboardInterrupt``.
+    """Record and judge a log as it grows, until ``pause`` raises ``KeyboardInterrupt``.
 
     Ctrl-C is handled only between two reads, so that it never interrupts one.
+
+    Parameters
+    ----------
+    log, store_url, config
+        The log, the store to record it in, and the configuration file.
+    pause
+        Waits between two reads.
+    clock
+        Source of the time; None: the system's.
+    tail
+        Source of the records, if not the file at the log's path.
+    beside
+        Returns additional metrics for the newest row.
     """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
@@ -413,7 +440,7 @@ def follow(
 
 
 def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
-    """Read all existing rows in batches; between two, handle Ctrl-C and call ``shown``."""
+    """Read and record all existing rows of the log in batches; after each, handle Ctrl-C and call ``shown``."""
     while True:
         known = set(watch.run_ids)
         with unbroken():
@@ -426,7 +453,9 @@ def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
 
 
 def report_problem(watch: LogWatch, reported: str) -> str:
-    """Print on stderr why the log cannot be read now, unless it was ``reported`` last; return the problem."""
+    """Return the reason that the log cannot be read now ("" if it can), and print it on stderr unless it equals
+    ``reported``.
+    """
     problem = watch.tail.problem
     if problem and problem != reported:
         warn(f"waiting: {one_line(problem, 300)}")
@@ -443,7 +472,10 @@ def watch_of(
     prefix: str = "",
     beside: Callable[[], Mapping[str, float]] = dict,
 ) -> LogWatch:
-    """Return a watch that records the log into ``store``, judged by ``alerting``; ``prefix`` starts printed lines."""
+    """Return a watch that records a log into ``store`` and judges it by ``alerting``; ``prefix`` starts printed lines.
+
+    ``tail`` reads the records, if not the file of ``log``; ``beside`` returns additional metrics for the newest row.
+    """
 
     def start(tail: Tail) -> LogRecording:
         return _recording(log, tail, store, alerting, prefix=prefix)
@@ -452,7 +484,7 @@ def watch_of(
 
 
 def ever_critical(store: Store, run_id: str) -> bool:
-    """Return whether a critical alert of the run ever fired, for which ``rlwatch scan`` exits with 1."""
+    """Return whether a critical alert of the run ever fired."""
     return any(
         alert.severity is Severity.CRITICAL and alert.state is not AlertState.PENDING for alert in store.alerts(run_id)
     )

@@ -1,4 +1,4 @@
-"""``rlwatch watch`` of a directory: every log in it and below, also later ones, is recorded as a separate run."""
+"""``rlwatch watch`` of a directory: record each log in it and below, also later ones, as a separate run."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ from rlwatch.run.alerting import Alerting
 from rlwatch.wording import for_terminal, one_line
 
 DISCOVER_S = 10.0
-"""Seconds between two searches for new logs."""
+"""Seconds between two searches of the directory for new logs."""
 RETRY_S = 60.0
-"""Seconds after which an unreadable log is tried again, and of silence after which the reason is reported."""
+"""Seconds until an unreadable log is tried again, and of silence after which the reason is reported."""
 RETRY_FACTOR = 20.0
-"""Multiple of the time of the last try to wait: a log that fails slowly must not hold up the others."""
+"""Factor by which the time spent on a failed try is multiplied to get the wait until the next one."""
 REST_S = 6 * 3600.0
 """Seconds of silence after which a log counts as finished until it grows."""
 OLD_S = 3600.0
 """Seconds of silence after which a log that existed before the watch counts as finished."""
 MOST_OPEN = 64
-"""Log files kept open between two reads: those that grew last."""
+"""Most log files kept open between two reads: those that grew last."""
 MOST_LIVE = 100
-"""Runs written at the same time; above it, those silent longest are closed."""
+"""Most runs written at the same time; above it, those silent longest are closed."""
 
 
 @dataclass(slots=True)
 class WatchedLog:
-    """One log of the directory. While ``watch`` is None it is closed, until ``mark`` changes or at ``retry_at``."""
+    """One log of a watched directory. While ``watch`` is None it is closed, until ``mark`` changes or
+    at ``retry_at``.
+    """
 
     path: Path
     name: str
@@ -52,25 +54,24 @@ class WatchedLog:
     retry_at: float | None = None
     problem: str = ""
     names: int = 0
-    """Number of metrics at the last report of their mapping."""
+    """Number of metric names in the log when their mapping was last reported."""
     spent: float = 0.0
-    """Seconds spent on it since it was last begun."""
+    """Seconds spent reading the log since it was last opened."""
 
 
 class LogDirectory:
-    """The logs below ``directory`` that match ``patterns``.
+    """All logs in ``directory`` and below whose names match ``patterns``, each recorded as a run.
 
     Parameters
     ----------
     begin
         Makes the watch of a log, given its path and name.
     tell
-        Called with a line for each change of a log: a new run, a removed log, or an error, and whether it is an error.
+        Called with a line for each change of a log (new run, removed log, error) and True if it is an error.
     once
-        Read logs to their present ends and no further.
+        True to read logs to their present ends and no further.
     most_open, most_live
-        Log files kept open between two reads: those that grew last. Runs written at the same time; above it, those
-        silent longest are closed.
+        Most log files kept open between two reads, and most runs written at the same time.
     """
 
     def __init__(
@@ -103,11 +104,11 @@ class LogDirectory:
 
     @property
     def runs(self) -> list[WatchedLog]:
-        """The logs that are being recorded."""
+        """The logs of the directory that are being recorded."""
         return [member for member in self.members.values() if member.watch and member.watch.recording]
 
     def look(self) -> bool:
-        """Read one batch of every log; return whether some have more to read at once."""
+        """Read one batch of every log in the directory; return True if some have more to read at once."""
         if self._clock.monotonic() >= self._discover_at:
             self._search()
             self._discover_at = self._clock.monotonic() + DISCOVER_S
@@ -120,7 +121,7 @@ class LogDirectory:
         return behind or self._crowded
 
     def end(self, reason: str) -> None:
-        """End all runs."""
+        """End the runs of all logs with ``reason``."""
         for member in self.members.values():
             self._guarded(member, lambda one: self._rest(one, reason))
 
@@ -259,7 +260,7 @@ class LogDirectory:
 
 
 def error_line(error: Exception) -> str:
-    """Return an error as one line; an unexpected one with its type."""
+    """Return the message of an error as one line; for an unexpected error with its type."""
     text = " ".join(str(error).split())
     if isinstance(error, RLWatchError | OSError):
         return text
@@ -293,9 +294,11 @@ LONGEST_LINE = 600
 
 
 def look_once(log: NamedLog, patterns: Sequence[str], store_url: str | None, config: Path | None) -> int:
-    """Record and judge every present log, deliver messages, and return 1 if anything in any was critical.
+    """Record and judge every log in a directory once, send alert messages, and return 1 if any alert was critical,
+    else 0.
 
-    Raises ``ImportFormatError`` if none could be read.
+    ``log`` has the directory as its path; ``patterns`` select file names. Raises ``ImportFormatError`` if no log could
+    be read.
     """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
@@ -322,7 +325,7 @@ def follow(
     most_open: int = MOST_OPEN,
     most_live: int = MOST_LIVE,
 ) -> None:
-    """Record and judge the logs as they grow, until ``pause`` raises ``KeyboardInterrupt``.
+    """Record and judge the logs of a directory as they grow, until ``pause`` raises ``KeyboardInterrupt``.
 
     ``most_open`` and ``most_live`` are those of :class:`LogDirectory`.
     """
@@ -347,7 +350,11 @@ def follow(
 
 @contextmanager
 def status_line(fleet: LogDirectory) -> Iterator[Callable[[], None]]:
-    """Show one line about all runs at the bottom of a terminal; nothing if stderr is not a terminal."""
+    """Show a status line about all logs at the bottom of a terminal within the block; yields a function that updates
+    it.
+
+    Nothing is shown if stderr is not a terminal.
+    """
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -356,7 +363,7 @@ def status_line(fleet: LogDirectory) -> Iterator[Callable[[], None]]:
 
 
 def summary(fleet: LogDirectory) -> str:
-    """Count the logs by state, and name the one that was read last."""
+    """Return the number of watched logs in each state, and the name of the one that grew last."""
     runs = fleet.runs
     behind = sum(member.watch is not None and member.watch.behind for member in runs)
     broken = sum(bool(member.problem) for member in fleet.members.values())
@@ -378,7 +385,7 @@ def fleet_of(
     most_open: int = MOST_OPEN,
     most_live: int = MOST_LIVE,
 ) -> LogDirectory:
-    """Return the directory watch that reads the logs of ``log`` that match ``patterns`` into ``store``."""
+    """Return a directory watch that records the logs in ``log``'s directory that match ``patterns`` into ``store``."""
 
     def begin(path: Path, name: str) -> LogWatch:
         return watch_of(
