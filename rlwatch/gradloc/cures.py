@@ -74,7 +74,7 @@ def clipped_advantages(cap: float) -> Keep:
 def clipped_ratios(cap: float, name: str = "ratio") -> Keep:
     """Return a change that drops the policy term of tokens whose ratio in the column ``name`` is above ``cap``.
 
-    A clipped loss is flat there.
+    A clipped loss is constant above the cap, so that these tokens have no gradient.
     """
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
@@ -130,11 +130,12 @@ def _column(host: HostPass, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change of the loss whose effect is to be computed.
+    """A change of the loss whose effect on the gradient norm is to be computed.
 
-    ``keep`` returns the factors of the coefficients. ``entropy`` is the factor of the entropies' coefficients, for all
-    tokens or, as a function, for each. With ``only`` all other terms of the loss are dropped. ``kind``, ``value`` and
-    ``action`` describe it as in :class:`~rlwatch.gradloc.report.Cure`.
+    ``keep`` returns, for the tokens of one pass, the factors by which the change scales the coefficients of the policy
+    term and the KL term. ``entropy`` is the factor of the entropies' coefficients, for all tokens or, as a function,
+    for each. With ``only`` all other terms of the loss are dropped. ``kind``, ``value`` and ``action`` describe the
+    change as in :class:`~rlwatch.gradloc.report.Cure`.
     """
 
     kind: str

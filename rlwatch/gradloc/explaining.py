@@ -173,8 +173,9 @@ class Explaining:
         return self.pharmacy.direction.norm
 
     def batch_wide(self) -> Explanation | None:
-        """Return the explanation that needs no pass, if all coefficients grew alike and by as much as the norm did;
-        else None.
+        """Return the explanation that the whole batch is to blame, found without a forward pass; else None.
+
+        It applies if all coefficients grew alike and by as much as the norm did.
         """
         alike, usual = self.grown.times("coefficient"), self.grown.usual.get("norm")
         if alike is None or usual is None:

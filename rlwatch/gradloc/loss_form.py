@@ -159,7 +159,8 @@ def _shapes(table: np.ndarray) -> Iterator[Shape]:
 class LossForm:
     """A shape of the loss with its weights: ``policy`` of the policy term, ``kl`` of the KL term.
 
-    ``unexplained`` is the share of tokens, half by number and half by coefficient, that it does not explain.
+    ``unexplained`` is the share of tokens that the form does not explain: the mean of their share by number and their
+    share by coefficient.
     """
 
     shape: Shape

@@ -173,9 +173,9 @@ class StepVerdict:
         )
 
     def not_recurred(self, name: str) -> NonfiniteTrace | None:
-        """Return a trace that ``name`` was not finite, and is finite when the step is repeated.
+        """Return a trace that states that ``name`` was not finite in training, but is finite in the repeated step.
 
-        None if ``name`` was finite on this rank.
+        ``name`` is ``"logp"`` or ``"gradients"``. None if it was finite on this rank.
         """
         if name == "logp":
             k, worst = self.facts.inside["logp"][0]

@@ -257,7 +257,10 @@ REPLAY_TOLERANCE_LOW = 3e-2
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a step, recorded and recomputed; its tolerance is relative to ``scale``. None: not available."""
+    """One figure of a step, recorded and recomputed; its tolerance is relative to ``scale``.
+
+    ``recorded`` or ``recomputed`` is None if that value is not available.
+    """
 
     name: str
     recorded: float | None

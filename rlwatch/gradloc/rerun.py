@@ -358,13 +358,14 @@ class Draws:
 
     @classmethod
     def of(cls, one: LossPass) -> Draws:
-        """Repeat the whole forward pass of ``one`` and keep the numbers that it draws. Changes the state of the
-        generators.
+        """Repeat the whole forward pass of ``one`` and keep the random numbers that it draws.
+
+        The states of the random generators change.
 
         Raises
         ------
         Undivided
-            If a kernel draws and does not show its numbers.
+            If a kernel draws random numbers that cannot be read.
         """
         draws = cls(one.shape[0])
         one.random.restore()

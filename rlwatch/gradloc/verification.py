@@ -87,9 +87,10 @@ def verify_worthwhile(
 ) -> dict[TokenAt, OwnGradient]:
     """Compute the own gradients of those ``tokens`` that may matter, the likeliest first, within :data:`EFFORT`.
 
-    After each round the screens of the remaining tokens are compared with the own gradients known by then. A token
-    whose own gradient would be below :data:`LEAST` of the worst is skipped. ``contributions`` (B, T) are those of this
-    rank's passes, if they are known. The other arguments and the result are those of :func:`verify`.
+    After each round, the own gradients of the remaining tokens are estimated by :func:`screen`, scaled by the own
+    gradients known by then. A token whose own gradient would be below :data:`LEAST` of the largest is skipped.
+    ``contributions`` (B, T) are those of this rank's passes, if they are known. The other arguments and the result are
+    those of :func:`verify`.
     """
     world = world or Alone()
     verifier = _Verifier(model, passes, tokens, world)

@@ -78,7 +78,9 @@ class _Held(NamedTuple):
 
 
 class StepOrder:
-    """Step counter of one run: it receives rows in the order of the log and returns them with their attempts, from 1.
+    """Step counter of one run, which receives rows in the order of the log and returns each with its attempt, from 1.
+
+    A new attempt (process of a resumed run) begins where the steps of the log go back and do not jump forward again.
 
     ``ordered`` is False for tables, whose rows may come in any order.
 

@@ -230,7 +230,7 @@ class WideTableParser(TableParser):
 
 
 class LongTable(LineImporter):
-    """Importer of a long CSV table (one value on each line)."""
+    """Importer of a long CSV table, which has one value on each line (run, step, metric, value)."""
 
     name: ClassVar[str] = "csv"
     expects: ClassVar[str] = "CSV header 'run_id,step,metric,value'"
@@ -239,7 +239,7 @@ class LongTable(LineImporter):
 
 
 class WideTable(LineImporter):
-    """Importer of a wide CSV table (one step on each line)."""
+    """Importer of a wide CSV table, which has one step on each line and one metric in each column."""
 
     name: ClassVar[str] = "csv-wide"
     expects: ClassVar[str] = "CSV header 'step,<metric>,<metric>...'"

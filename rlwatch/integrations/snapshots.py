@@ -55,7 +55,7 @@ class Snapshots:
     Parameters
     ----------
     every
-        Steps between two snapshots, an integer >= 1. A snapshot is taken at the next safe boundary.
+        Steps between two snapshots, an integer >= 1. A snapshot is taken at the next safe boundary (between rollouts).
     keep
         Good snapshots that are kept in addition to the first and the newest one, an integer >= 3.
     memory_gb

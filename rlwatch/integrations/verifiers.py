@@ -41,12 +41,14 @@ class VerifierCall:
     timeouts: int = 0
 
     def begin_check(self) -> int:
-        """Note the start of a check and return its index, because checks of coroutines end in any order."""
+        """Record that a check begins, and return its index for :meth:`failed`; checks of coroutines may end in any
+        order.
+        """
         self.raised.append(False)
         return len(self.raised) - 1
 
     def failed(self, place: int, error: BaseException) -> None:
-        """Note that the check at index ``place`` raised ``error``."""
+        """Record that the check at index ``place`` raised ``error``."""
         if isinstance(error, Exception):
             self.raised[place] = True
             self.timeouts += is_timeout(error)

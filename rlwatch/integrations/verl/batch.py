@@ -46,9 +46,9 @@ PROMPTS, EXTRA = "prompts", "extra_fields"
 class BatchSettings:
     """Settings from verl's configuration that determine how a batch is read.
 
-    ``longest`` is the maximal length of a response in tokens. ``eos`` is the token id that ends one. ``truncation`` is
-    the largest weight of verl's token-level importance sampling. ``bypass`` is True if the old log-probs are the
-    rollout engine's own. ``tasks`` maps names of tasks to metrics.
+    ``longest`` is the maximal length of a response in tokens. ``eos`` is the id of the token that ends a response.
+    ``truncation`` is the largest weight of verl's token-level importance sampling. ``bypass`` is True if the old
+    log-probs are the rollout engine's own. ``tasks`` maps names of tasks to metrics.
     """
 
     longest: int | None = None

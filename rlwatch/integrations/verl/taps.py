@@ -272,8 +272,8 @@ class EverMarked(Marked):
 
 
 def gradient_stats(norms: GradNorms, total: Tensor, *, scaled: bool) -> Stats:
-    """Return the gradient norms of each layer in the last optimizer step, and how many parameters were not finite in
-    any step.
+    """Return each layer's gradient norm in the last optimizer step, and the number of parameters with NaN or Inf in
+    any.
 
     ``total`` is the norm over all layers and ranks, 0-d; ``scaled`` gradients still carry a loss scale.
     """
