@@ -164,8 +164,9 @@ class _Trial:
         """Length of the step that would change log-probs by 1 nat, on a weighted mean, if they were linear that far."""
 
     def run(self, method: Method) -> Attribution | None:
-        """Return the best result of the method's steps, tried until one is complete; None if it failed or is not
-        finite.
+        """Return the best result of the method's steps, tried until one is complete.
+
+        The result is None if the method failed, or if nothing it computed is finite.
         """
         best: Attribution | None = None
         for way in self._ways(method):

@@ -205,11 +205,10 @@ class _Sign:
 
 
 def broken_activation(model: nn.Module, one: LossPass) -> Broken | None:
-    """Return the first module, in order of finishing, whose output is not finite; None if all are. One forward pass, no
-    graph.
+    """Return the first module, in order of finishing, whose output is not finite; None if all are.
 
-    ``index`` is (sequence, position in the context) if the output has these dimensions; ``count`` counts such places. A
-    head whose weight is read without calling its module is not seen.
+    It runs one forward pass, without a graph. ``index`` is (sequence, position in the context) if the output has these
+    dimensions; ``count`` counts such places. A head whose weight is read without calling its module is not seen.
     """
     seen: list[_Sign] = []
 
@@ -222,8 +221,9 @@ def broken_activation(model: nn.Module, one: LossPass) -> Broken | None:
 
 
 def broken_log_probs(model: nn.Module, one: LossPass) -> Broken | None:  # noqa: ARG001  (as the others)
-    """Return the response log-probs if some are not finite when the forward pass is repeated. One forward pass, no
-    graph.
+    """Return the response log-probs if some are not finite when the forward pass is repeated.
+
+    It runs one forward pass, without a graph.
     """
     with torch.no_grad():
         logp = run_again(one).logp
@@ -251,11 +251,10 @@ def broken_sum(model: nn.Module, passes: RecordedPasses) -> Broken | None:
 
 
 def broken_output_gradient(model: nn.Module, one: LossPass) -> Broken | None:
-    """Return the first module, in order of the backward pass, whose output has a non-finite gradient; None if all are
-    finite.
+    """Return the first module, in order of the backward pass, whose output has a non-finite gradient.
 
-    It takes one forward and one backward pass, from coefficients whose non-finite entries are zeroed. No gradient of a
-    parameter is computed: ``.grad`` and hooks on it are not affected.
+    The result is None if all are finite. It takes one forward and one backward pass, from coefficients whose non-finite
+    entries are zeroed. No gradient of a parameter is computed: ``.grad`` and hooks on it are not affected.
     """
     seen: list[_Sign] = []
     sources: list[Tensor] = []

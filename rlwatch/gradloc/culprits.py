@@ -103,8 +103,9 @@ class StepLevels:
 
     @property
     def advantage(self) -> tuple[float, str] | None:
-        """Return the usual absolute advantage, and ``"run"`` or ``"step"`` for where it was learnt; None if not
-        known.
+        """Return the usual absolute advantage, and ``"run"`` or ``"step"`` for where it was learnt.
+
+        The result is None if the usual advantage is not known.
         """
         if "advantage" in self.scales and self.scales["advantage"].middle > 0:
             return self.scales["advantage"].middle, "run"
@@ -393,10 +394,9 @@ def _layer(step: StepLevels) -> tuple[ExcessFactor, str] | None:
 
 
 def layer_to_blame(step: StepLevels, *, small: float = SMALL_TOKEN_SHARE, of_tokens: bool = True) -> str:
-    """Return a description of a layer whose share is an outlier, if no token holds more than ``small``; empty if there
-    is none.
+    """Return a description of a layer whose share is an outlier, if no token holds more than ``small``.
 
-    With ``of_tokens`` False the tokens' shares do not matter.
+    The result is empty if there is no such layer. With ``of_tokens`` False the tokens' shares do not matter.
     """
     if not step.layers or (of_tokens and (step.top_share is None or not step.top_share < small)):
         return ""
@@ -466,8 +466,9 @@ class HostPass:
         return within[0] if within else None
 
     def share(self, at: TokenAt) -> LossShare | None:
-        """Return the coefficient of the token at ``at`` as the loss computes it; None if the form of the loss is not
-        known.
+        """Return the coefficient of the token at ``at`` as the loss computes it.
+
+        The result is None if the form of the loss is not known.
         """
         if self.form is None or self.loss is None:
             return None
@@ -671,8 +672,9 @@ def size_of(culprit: Culprit) -> float:
 
 
 def shared_culprits(local: Sequence[Culprit], world: World) -> list[Culprit]:
-    """Return the culprits of all ranks, by rank, in the order they had there. A collective; NaN and Inf are
-    preserved.
+    """Return the culprits of all ranks, by rank, in the order they had there.
+
+    A collective: all ranks call it. NaN and Inf are preserved.
     """
     if world.size == 1:
         return list(local)

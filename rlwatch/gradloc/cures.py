@@ -160,10 +160,10 @@ class Through:
 
 @dataclass(slots=True)
 class InterventionCatalog:
-    """Computation of the effect of changes of the loss on one step. A collective: all ranks make the same proposals in
-    order.
+    """Computation of the effect of changes of the loss on one step.
 
-    ``backwards`` counts the backward passes of responses that were run.
+    A collective: all ranks make the same proposals in order. ``backwards`` counts the backward passes of responses that
+    were run.
     """
 
     model: nn.Module

@@ -136,11 +136,11 @@ _STACKED = re.compile(r"(?:.*\.)?experts?\.")
 
 
 def expert_to_blame(gradients: Mapping[str, Tensor], layer: str) -> tuple[int, float] | None:
-    """Return the number of the expert that holds most of the squared norm of ``layer``, and its share; None if no
-    expert does.
+    """Return the number of the expert that holds most of the squared norm of ``layer``, and its share.
 
-    Experts are separate modules (``experts.5.down_proj.weight``), or consecutive in a tensor (E, ...). Shards of a
-    DTensor are left out. It takes one pass over the layer's gradients, as for its norm, and waits once for the device.
+    The result is None if no expert does. Experts are separate modules (``experts.5.down_proj.weight``), or consecutive
+    in a tensor (E, ...). Shards of a DTensor are left out. It takes one pass over the layer's gradients, as for its
+    norm, and waits once for the device.
     """
     whole: list[Tensor] = []
     of_expert: dict[int, Tensor] = {}

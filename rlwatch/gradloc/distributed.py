@@ -25,10 +25,10 @@ _groups = count()
 
 
 class World(Protocol):
-    """Interface to ranks that all localise the same step together. Gradients are means over ranks: c = a / size *
-    derivative.
+    """Interface to ranks that all localise the same step together.
 
-    Every method except :meth:`leave` is a collective: all ranks call it, in the same order.
+    Gradients are means over ranks: c = a / size * derivative. Every method except :meth:`leave` is a collective: all
+    ranks call it, in the same order.
     """
 
     @property
@@ -146,11 +146,10 @@ def gather_plain(world: World, value: Any) -> list[Any]:
 
 
 def differing_weights(model: nn.Module, world: World) -> str:
-    """Return a description of the rank and parameter whose bits differ from those of most ranks; empty if none. A
-    collective.
+    """Return a description of the rank and parameter whose bits differ from those of most ranks; empty if none.
 
-    Data-parallel ranks hold the same bits. Sharded parameters are not compared. If there are two ranks, it is unknown
-    which one is wrong.
+    A collective. Data-parallel ranks hold the same bits. Sharded parameters are not compared. If there are two ranks,
+    it is unknown which one is wrong.
     """
     if world.size == 1 or sharded_modules(model):
         return ""
@@ -272,10 +271,10 @@ class Gathered:
         self._policies: list[tuple[Any, Any]] = []
 
     def like(self, weight: Tensor, key: int, gradient: Tensor) -> Tensor:
-        """Return ``gradient`` in the form that ``weight`` has now: whole, or sharded. ``key`` is the ``id`` of its
-        parameter.
+        """Return ``gradient`` in the form that ``weight`` has now: whole, or sharded.
 
-        Raises ``LookupError`` if a weight was read outside the module that gathers it.
+        ``key`` is the ``id`` of its parameter. Raises ``LookupError`` if a weight was read outside the module that
+        gathers it.
         """
         if hasattr(gradient, "full_tensor") and not hasattr(weight, "full_tensor"):
             if key not in self._whole:

@@ -273,10 +273,9 @@ class Explaining:
         return [cure for proposal in proposals if (cure := self.pharmacy.cure(proposal)) is not None]
 
     def without_tokens(self, attribution: Attribution, levels: StepLevels, count: int) -> Explanation | None:
-        """Return the explanation if tokens are not to blame but another term of the loss, or a layer; None if tokens
-        may be.
+        """Return the explanation if tokens are not to blame but another term of the loss, or a layer.
 
-        ``count`` is the number of outlying tokens.
+        The result is None if tokens may be to blame. ``count`` is the number of outlying tokens.
         """
         aux, entropy = attribution.aux / self.norm, attribution.entropy / self.norm
         outside = max(0.0, -attribution.gap) if attribution.settled else 0.0

@@ -146,8 +146,9 @@ class Whole(_Layers):
         self._ranks = world.size
 
     def squares(self, outputs: Outputs, weights: Weights, *, again: bool = False) -> Tensor:
-        """Return squared norms of each layer, as :class:`Gradients` describes. Weights that are all zero are not
-        differentiated.
+        """Return squared norms of each layer, as :class:`Gradients` describes.
+
+        Weights that are all zero are not differentiated.
         """
         parts = {n: p for n, p in outputs.parts().items() if p.requires_grad and n in weights and weights[n].any()}
         if not parts:

@@ -73,8 +73,9 @@ PULLED = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LocateOptions:
-    """Options of a localisation. ``culprits`` is the largest number of tokens to name; None: all outliers within a
-    budget in bytes.
+    """Options of a localisation.
+
+    ``culprits`` is the largest number of tokens to name; None: all outliers within a budget in bytes.
     """
 
     culprits: int | None = None

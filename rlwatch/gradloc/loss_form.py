@@ -123,8 +123,9 @@ class Shape:
         return np.asarray(-table[:, COLUMNS.index("advantage")] * np.exp(self.log_weight(table)) / self.lengths(table))
 
     def lengths(self, table: np.ndarray) -> np.ndarray:
-        """Return the divisor of each token's coefficient, (N,): a power of its response's length; ones if it is not
-        divided.
+        """Return the divisor of each token's coefficient, (N,): a power of its response's length.
+
+        The result is ones if coefficients are not divided.
         """
         return np.asarray(table[:, COLUMNS.index("length")] ** float(self.per_length))
 
@@ -196,8 +197,9 @@ MOST = 384
 
 
 def fitted(table: np.ndarray) -> LossForm | None:
-    """Return the form of the loss that best explains the tokens of ``table`` (N, COLUMNS); None if none explains
-    them.
+    """Return the form of the loss that best explains the tokens of ``table`` (N, COLUMNS).
+
+    The result is None if none explains them.
     """
     chosen = _chosen(table)
     known = np.isfinite(chosen[:, COLUMNS.index("advantage")]) if len(chosen) else np.zeros(0, dtype=bool)

@@ -16,8 +16,9 @@ from rlwatch.tensors.tokens import TokenBatch
 
 
 def accelerator() -> Any:
-    """Return the module of the accelerator that this process uses (``torch.cuda``, ``torch.xpu``...); None while it
-    uses none.
+    """Return the module of the accelerator that this process uses (``torch.cuda``, ``torch.xpu``...).
+
+    The result is None while the process uses no accelerator.
     """
     device = torch.accelerator.current_accelerator()
     module = None if device is None else getattr(torch, device.type, None)
@@ -50,8 +51,9 @@ def set_device_states(states: Sequence[Tensor]) -> None:
 
 
 def place_of(like: Tensor) -> int:
-    """Return the index of the generator for the device of ``like`` in :func:`device_states`; -1 for the CPU's
-    generator.
+    """Return the index of the generator for the device of ``like`` in :func:`device_states`.
+
+    The result is -1 for the CPU's generator.
     """
     module = accelerator()
     if module is None or getattr(torch, like.device.type, None) is not module:
@@ -148,8 +150,9 @@ class RandomState:
         set_device_states(self.devices)
 
     def same(self, other: RandomState) -> bool:
-        """Return True if no number was drawn between this state and ``other``. States lie on the CPU: it waits for no
-        device.
+        """Return True if no number was drawn between this state and ``other``.
+
+        States lie on the CPU: it waits for no device.
         """
         return self._bytes() == other._bytes()
 
@@ -230,10 +233,9 @@ class LossPass:
         return torch.zeros((), device=self.tokens.logp.device) if name == "aux" else torch.zeros_like(self.tokens.logp)
 
     def hook(self, outputs: Outputs, contained: Callable[[Read], Read]) -> None:
-        """Register hooks that read the coefficients when the loss runs its backward pass. Outputs and gradients are not
-        changed.
+        """Register hooks that read the coefficients when the loss runs its backward pass.
 
-        ``contained`` wraps a hook so that its errors do not propagate.
+        Outputs and gradients are not changed. ``contained`` wraps a hook so that its errors do not propagate.
         """
         for name, part in outputs.parts().items():
             if part.requires_grad:

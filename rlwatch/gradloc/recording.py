@@ -298,8 +298,9 @@ class Replayed:
 
 
 def replay(recordings: Sequence[RankRecording], model: nn.Module) -> Replayed:
-    """Repeat the passes of ``recordings`` (one for each rank of a step) on ``model``, and compare. Overwrites the
-    model's ``.grad``.
+    """Repeat the passes of ``recordings`` (one for each rank of a step) on ``model``, and compare.
+
+    The model's ``.grad`` is overwritten.
 
     Raises
     ------

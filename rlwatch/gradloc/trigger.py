@@ -47,8 +47,9 @@ TOPS = ("largest coefficient", "largest screen", "largest advantage")
 
 
 def measured(one: LossPass) -> Tensor:
-    """Return the parts of the scales of one micro-batch, (SUMS + TOPS,), on its device. Waits for nothing, draws no
-    number.
+    """Return the parts of the scales of one micro-batch, (SUMS + TOPS,), on its device.
+
+    It does not wait for the device, and draws no random number.
     """
     on = one.tokens.mask.bool()
     a = torch.where(on, one.coefficient().detach().float().nan_to_num(0.0, 0.0, 0.0), 0.0)

@@ -52,10 +52,9 @@ class TokenLimits:
 
     @classmethod
     def of(cls, hosts: Sequence[HostPass], scales: Mapping[str, Usual], world: World) -> TokenLimits:
-        """Compute the limits from the run's healthy steps (``scales``), or, if there are none, from the step itself. A
-        collective.
+        """Compute the limits from the run's healthy steps (``scales``), or, if there are none, from the step itself.
 
-        ``hosts`` are the passes of this rank.
+        A collective: all ranks call it. ``hosts`` are the passes of this rank.
         """
         pushed = [np.abs(a[a != 0]) for host in hosts if (a := coefficients(host)) is not None]
         sizes = np.concatenate(pushed) if pushed else np.zeros(0)

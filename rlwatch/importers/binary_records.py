@@ -209,8 +209,9 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the unsigned 64-bit integer that begins at index ``at``, and the index at which it ends. Raises
-    ``ValueError``.
+    """Return the unsigned 64-bit integer that begins at index ``at``, and the index at which it ends.
+
+    Raises ``ValueError`` if the integer does not end within 10 bytes.
     """
     value = shift = 0
     while at < len(data) and shift < 70:
@@ -244,8 +245,9 @@ def zigzag(value: int | bytes) -> int:
 
 
 def floating(value: int | bytes) -> float:
-    """Return a ``float`` (4 bytes) or ``double`` (8 bytes) from its bytes. Raises ``ValueError`` for any other
-    value.
+    """Return a ``float`` (4 bytes) or ``double`` (8 bytes) from its bytes.
+
+    Raises ``ValueError`` for any other value.
     """
     if isinstance(value, int) or len(value) not in (4, 8):
         raise ValueError("a number was expected")

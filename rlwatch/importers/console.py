@@ -53,8 +53,9 @@ def _next_start(text: str, at: int) -> int | None:
 
 
 def _read(text: str, start: int) -> DictRow:
-    """Return the dict whose first key is at ``start``. A value at the very end of the text may be cut, so it is left
-    out.
+    """Return the dict whose first key is at ``start``.
+
+    A value at the very end of the text may be cut, so it is left out.
     """
     items: dict[str, str] = {}
     at = start
@@ -75,8 +76,9 @@ _BAR = re.compile(r"(?<!\d)\d{1,3}%\|[^|]*\| *(?P<n>\d{1,15})/(?P<total>\d{1,15}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One state of a progress bar: ``n`` of ``total``. ``start`` and ``end`` are its place in the text in which it was
-    found.
+    """One state of a progress bar: ``n`` of ``total``.
+
+    ``start`` and ``end`` are its place in the text in which it was found.
     """
 
     n: int

@@ -56,14 +56,16 @@ class JsonDocumentReading(LogReading):
         self._numbered = False
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Yield the rows of every table in the file at ``path``, one table after another. Raises
-        ``ImportFormatError``.
+        """Yield the rows of every table in the file at ``path``, one table after another.
+
+        Raises ``ImportFormatError`` if the file cannot be read, or is no log.
         """
         yield from self.rows_of(load_document(path))
 
     def rows_of(self, document: JSON) -> Iterator[ImportedRow]:
-        """Yield the rows of every table in ``document``, which was loaded already. Raises ``ImportFormatError`` if it
-        is no log.
+        """Yield the rows of every table in ``document``, which was loaded already.
+
+        Raises ``ImportFormatError`` if it is no log.
         """
         found = [(name, rows) for name, rows in _tables(document) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
         tables = self._of_a_training(found, listed=not _is_columns(document))
@@ -72,8 +74,9 @@ class JsonDocumentReading(LogReading):
             yield from self._table(rows, name if several else "", held_out=not several and of_held_out(name))
 
     def rows_in(self, tables: Mapping[str, Sequence[Mapping[str, object]]]) -> Iterator[ImportedRow]:
-        """Yield the rows in ``tables`` (name of a run -> its rows). Raises ``ImportFormatError`` if they are no
-        training steps.
+        """Yield the rows in ``tables`` (name of a run -> its rows).
+
+        Raises ``ImportFormatError`` if they are no training steps.
         """
         for name, rows in self._of_a_training(list(tables.items()), listed=False):
             yield from self._table(rows, name, held_out=False)

@@ -45,8 +45,9 @@ class JsonLinesParser(LineParser):
     """
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """Yield the row in the line ``segment``, if there is one. Raises ``ImportFormatError`` for a step that is no
-        integer.
+        """Yield the row in the line ``segment``, if there is one.
+
+        Raises ``ImportFormatError`` for a step that is no integer.
         """
         if not segment.text.lstrip().startswith("{"):
             self.skips.add("a line that is not a JSON object", segment.line)
@@ -169,8 +170,9 @@ class TrainerStateReading(LogReading):
         return self._settings
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Yield the rows of ``log_history`` in the file at ``path``. Raises ``ImportFormatError`` if it has no such
-        list.
+        """Yield the rows of ``log_history`` in the file at ``path``.
+
+        Raises ``ImportFormatError`` if it has no such list.
         """
         state = _load(path)
         history = state.get("log_history")
@@ -237,8 +239,9 @@ def is_row(head: bytes) -> bool:
 
 
 def load_document(path: Path) -> JSON:
-    """Return the value of the JSON document in the file at ``path``. Raises ``ImportFormatError`` if it cannot be
-    read.
+    """Return the value of the JSON document in the file at ``path``.
+
+    Raises ``ImportFormatError`` if it cannot be read.
     """
     found = bytearray()
     for block in blocks(path):

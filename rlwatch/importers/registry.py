@@ -60,8 +60,9 @@ _STATE_OF_OTHER_NAME = "?*trainer_state.json"
 
 
 def run_directory(directory: Path) -> Path | None:
-    """Return the log that ``directory`` is: itself (TensorBoard, MLflow's files, Aim), or its tracker's file; None if
-    it is none.
+    """Return the log that ``directory`` is: itself (TensorBoard, MLflow's files, Aim), or its tracker's file.
+
+    The result is None if ``directory`` is no log.
     """
     runs = sorted(run for pattern in _RUN_FILES for run in directory.glob(pattern))
     if len(runs) == 1:
@@ -234,8 +235,9 @@ def formats() -> tuple[str, ...]:
 
 
 def importers(naming: Naming = NONE) -> tuple[Importer, ...]:
-    """Return all importers, those of plugins last. Importers that recognise rows by metric names also know those in
-    ``naming``.
+    """Return all importers, those of plugins last.
+
+    Importers that recognise rows by metric names also know those in ``naming``.
     """
     others = usable("rlwatch.importers", {importer.name for importer in IMPORTERS}).values()
     known_ones = (*IMPORTERS, *(other() if isinstance(other, type) else other for other in others))
@@ -370,8 +372,9 @@ def of_directory(log: Path) -> Importer:
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
-    """Return the log at ``path``, or in it if it is a directory. Raises ``ImportFormatError`` with advice if there is
-    none.
+    """Return the log at ``path``, or in it if it is a directory.
+
+    Raises ``ImportFormatError`` with advice if there is none.
     """
     log = Path(path)
     if log.is_dir():
@@ -386,8 +389,9 @@ def readable(path: str | os.PathLike[str]) -> Path:
 
 
 def nearly(missing: Path) -> str:
-    """Return a question that suggests existing names similar to that of the file ``missing``; empty if there are
-    none.
+    """Return a question that suggests existing names similar to that of the file ``missing``.
+
+    The result is empty if no name is similar.
     """
     try:
         names = [*islice((path.name for path in missing.parent.iterdir()), MOST_NAMES_TRIED)]

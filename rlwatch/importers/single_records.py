@@ -77,8 +77,9 @@ def _shape(names: tuple[str, ...]) -> _Shape:
 
 
 def of_single(row: Mapping[str, object]) -> str:
-    """Return the field that shows that ``row`` describes a single response or episode; empty if it may be a training
-    row.
+    """Return the field that shows that ``row`` describes a single response or episode.
+
+    The result is empty if ``row`` may be a training row.
 
     >>> of_single({"question_id": 3, "score": 0.5}), of_single({"step": 3, "completion": "so", "reward": 1.0})
     ('question_id', 'completion')

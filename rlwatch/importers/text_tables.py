@@ -66,8 +66,9 @@ class TableParser(LineParser):
         self._last = ("", 0)  # a step as written and as read: most lines repeat that of the line before
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """Yield the rows that are complete after the line ``segment``. Raises ``ImportFormatError`` for a step that is
-        no integer.
+        """Yield the rows that are complete after the line ``segment``.
+
+        Raises ``ImportFormatError`` for a step that is no integer.
         """
         if self._columns is None:
             self._header(segment.text)

@@ -24,8 +24,9 @@ _WITHIN = 2 * LONGEST_NAME
 
 
 def pair_of(piece: str) -> tuple[str, float] | None:
-    """Return name and value of the text ``name:value``; None if the value is no number. Output after the number is
-    dropped.
+    """Return name and value of the text ``name:value``; None if the value is no number.
+
+    Output after the number is dropped.
     """
     piece = piece.strip()
     match = _PAIR.match(piece[:_WITHIN])

@@ -49,13 +49,12 @@ CUT = "Megatron cuts the reference over ranks, and rlwatch does not gather it; s
 
 
 class KeptReference:
-    """Keeper of the reference model: saves it in checkpoints once it was reset, and restores it on a resume. One on
-    every rank.
+    """Keeper of the reference model: saves it in checkpoints once it was reset, and restores it on a resume.
 
-    Give :meth:`reset_done` to the handler of resets. Call :meth:`save` when a checkpoint has been written, and
-    :meth:`restore` when training begins from one. The first save after a reset writes the weights next to the
-    checkpoints (``rlwatch_reference/`` in their parent directory); every checkpoint then shares that file. An error of
-    a disk or file becomes one warning and an event, never an exception.
+    There is one keeper on every rank. Give :meth:`reset_done` to the handler of resets. Call :meth:`save` when a
+    checkpoint has been written, and :meth:`restore` when training begins from one. The first save after a reset writes
+    the weights next to the checkpoints (``rlwatch_reference/`` in their parent directory); every checkpoint then shares
+    that file. An error of a disk or file becomes one warning and an event, never an exception.
 
     Parameters
     ----------
@@ -122,11 +121,10 @@ class KeptReference:
             self._failed("reference_not_kept", checkpoint, step, f"{type(error).__name__}: {error}")
 
     def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
-        """Restore the reference in ``checkpoint``, if there is one. Every rank calls it, when training starts at
-        ``step``.
+        """Restore the reference in ``checkpoint``, if there is one.
 
-        Call it after the trainer has loaded the policy and built its own reference. A failure is logged and recorded as
-        an event.
+        Every rank calls it, when training starts at ``step``. Call it after the trainer has loaded the policy and built
+        its own reference. A failure is logged and recorded as an event.
         """
         command, problem = None, None
         try:
@@ -260,8 +258,9 @@ class TakeUp:
             raise RLWatchError(f"the kept reference is of another model: {odd[0]!r} differs")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Copy every saved tensor into the trainer's reference, in its dtype, device and sharding. Returns facts on the
-        reset.
+        """Copy every saved tensor into the trainer's reference, in its dtype, device and sharding.
+
+        The result has facts on the reset.
         """
         anchored, self.facts = self._find(), _facts(command)
         if anchored.adapted and not _tensors(anchored):
@@ -329,10 +328,9 @@ class ReferenceFacts:
 
 
 def write_reference(parent: Path, facts: ReferenceFacts, tensors: Mapping[str, Tensor]) -> ReferenceFacts:
-    """Write ``tensors`` (on the CPU, not sharded) as a reference into the directory ``parent``. Return the facts as
-    written.
+    """Write ``tensors`` (on the CPU, not sharded) as a reference into the directory ``parent``.
 
-    Raises ``OSError`` (a full disk), and leaves no partial file.
+    Return the facts as written. Raises ``OSError`` (a full disk), and leaves no partial file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -370,8 +368,9 @@ def remove_reference(parent: Path) -> None:
 
 
 def read_facts(checkpoint: Path) -> ReferenceFacts | None:
-    """Return the facts on the reference in ``checkpoint``, or None if it has none. Raises ``RLWatchError`` if they are
-    unreadable.
+    """Return the facts on the reference in ``checkpoint``, or None if it has none.
+
+    Raises ``RLWatchError`` if they are unreadable.
     """
     path = checkpoint / REFERENCE_DIRECTORY / FACTS_FILE
     if not (checkpoint / REFERENCE_DIRECTORY).is_dir():
@@ -389,8 +388,9 @@ def read_facts(checkpoint: Path) -> ReferenceFacts | None:
 
 
 def verify_reference(checkpoint: Path, facts: ReferenceFacts) -> None:
-    """Read the whole reference file in ``checkpoint``. Raises ``RLWatchError`` if its digest is not the one in
-    ``facts``.
+    """Read the whole reference file in ``checkpoint``.
+
+    Raises ``RLWatchError`` if its digest is not the one in ``facts``.
     """
     path = checkpoint / REFERENCE_DIRECTORY / WEIGHTS_FILE
     try:
@@ -446,11 +446,10 @@ class KeptHandler(CommandHandler, Protocol):
 
 
 class KeptSettings:
-    """Keeper of settings that commands changed: saves them in checkpoints and restores them on a resume. One on every
-    rank.
+    """Keeper of settings that commands changed: saves them in checkpoints and restores them on a resume.
 
-    ``handlers`` change the settings. ``seam`` is the error boundary that leads to the run. ``writes`` returns True on
-    the rank that writes the file.
+    There is one keeper on every rank. ``handlers`` change the settings. ``seam`` is the error boundary that leads to
+    the run. ``writes`` returns True on the rank that writes the file.
     """
 
     def __init__(self, handlers: Sequence[KeptHandler], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:

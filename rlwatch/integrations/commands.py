@@ -87,8 +87,9 @@ class Resolving(Protocol):
     """Handler of commands with arguments that only rank 0 can resolve, such as "the last good snapshot"."""
 
     def resolved(self, command: Command) -> Command:
-        """Return ``command`` with its arguments resolved. Rank 0 calls it before it shares the command with other
-        ranks.
+        """Return ``command`` with its arguments resolved.
+
+        Rank 0 calls it before it shares the command with other ranks.
         """
         ...
 
@@ -159,10 +160,10 @@ class Controller:
             self._ranks.leave()
 
     def order(self, handler: CommandHandler, command: Command | None, step: int) -> Result | None:  # noqa: ARG002
-        """Execute ``command`` of rank 0 with ``handler`` on every rank. Return the result, or None if rank 0 passed
-        None.
+        """Execute ``command`` of rank 0 with ``handler`` on every rank.
 
-        Every rank calls it at the same place, for instance when training starts; commands of other ranks are ignored.
+        Return the result, or None if rank 0 passed None. Every rank calls it at the same place, for instance when
+        training starts; commands of other ranks are ignored.
         """
         result = None
         try:
@@ -494,8 +495,9 @@ class UndoLast:
         handler.check(replace(back, force=command.force))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Execute the command that reverts the last one. Return its handler's report, with the kind of the undone
-        command as ``undid``.
+        """Execute the command that reverts the last one.
+
+        Return its handler's report, with the kind of the undone command as ``undid``.
         """
         handler, found = self._found()
         back = replace(found, force=command.force)
@@ -527,11 +529,10 @@ class UndoLast:
 
 
 class Stop:
-    """Handler of the command ``stop`` with ``{"save": "yes" | "no"}``. It is never vetoed: a person may always stop a
-    run.
+    """Handler of the command ``stop`` with ``{"save": "yes" | "no"}``.
 
-    ``end`` makes the trainer end after this step, with a checkpoint if its argument is True, and returns a message. It
-    raises ``RLWatchError`` if the trainer cannot.
+    It is never vetoed: a person may always stop a run. ``end`` makes the trainer end after this step, with a checkpoint
+    if its argument is True, and returns a message. It raises ``RLWatchError`` if the trainer cannot.
     """
 
     kind: str = "stop"
@@ -623,8 +624,9 @@ class SetKLCoef:
             raise RLWatchError(veto)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Set the coefficient. Return a report with the value ``before`` and ``after`` and the command that reverts the
-        change.
+        """Set the coefficient.
+
+        Return a report with the value ``before`` and ``after`` and the command that reverts the change.
         """
         new, old = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read()
         self._write(new)

@@ -24,8 +24,9 @@ Needs = Mapping[str, Sequence[str]]
 
 
 def lacking(holder: Any, needs: Needs) -> str | None:
-    """Return a description of the first method in ``needs`` that ``holder`` (a class or an instance) lacks; None if it
-    has all.
+    """Return a description of the first method in ``needs`` that ``holder`` (a class or an instance) lacks.
+
+    The result is None if ``holder`` has all of them.
     """
     kind = holder if isinstance(holder, type) else type(holder)
     for method, parameters in needs.items():
@@ -50,8 +51,9 @@ def missing_parameter(function: Callable[..., Any], parameters: Iterable[str]) -
 
 
 def lacking_settings(settings: Any, paths: Iterable[str]) -> str | None:
-    """Return a description of the first dotted path of attributes that ``settings`` lacks; None if it has all
-    ``paths``.
+    """Return a description of the first dotted path of attributes that ``settings`` lacks.
+
+    The result is None if it has all ``paths``.
     """
     for path in paths:
         here = settings
@@ -74,8 +76,9 @@ def installed(distribution: str) -> str:
 
 
 def vocab_size_of(model: Any) -> int | None:
-    """Return the vocabulary size of ``model``, whose logarithm bounds the entropy; None if the model's config has
-    none.
+    """Return the vocabulary size of ``model``, whose logarithm bounds the entropy.
+
+    The result is None if the model's config has none.
     """
     described = getattr(model, "config", None)
     if described is None:
@@ -91,8 +94,9 @@ Then = Callable[[ModuleType], None]
 
 
 class AfterImport(MetaPathFinder):
-    """Import hook that calls the function registered for a module right after its import. The functions must not
-    raise.
+    """Import hook that calls the function registered for a module right after its import.
+
+    The functions must not raise.
     """
 
     def __init__(self) -> None:

@@ -114,8 +114,9 @@ class CompletionSampler:
         return self._keep.every * 4.0 ** math.floor(math.log2(self._budget / self._bytes_left))
 
     def due(self, step: int) -> bool:
-        """Return True if the generation for ``step`` should be sampled. A step before the last sample (after a resume)
-        is due.
+        """Return True if the generation for ``step`` should be sampled.
+
+        A step before the last sample (after a resume) is due.
         """
         return self._bytes_left > 0 and _passed(self._last, step, self.every)
 
@@ -219,8 +220,9 @@ class SampledText:
         self.probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
 
     def take(self, *, wait: bool = False) -> Mapping[str, float]:
-        """Return the metrics of the last measurement of text if one is ready, else none. ``wait``: wait for one in
-        progress.
+        """Return the metrics of the last measurement of text if one is ready, else none.
+
+        ``wait``: wait for one in progress.
         """
         return {} if self.probe is None else self.probe.take(wait=wait)
 
@@ -306,8 +308,9 @@ def _ends(rows: Sequence[int], names: Sequence[str], rewards: Sequence[float] | 
 
 
 def prompt_id(prompt: str | bytes) -> str:
-    """Return the id of a prompt, a hash of its text that is the same in every run and process; empty for an empty
-    prompt.
+    """Return the id of a prompt, a hash of its text that is the same in every run and process.
+
+    The result is empty for an empty prompt.
 
     >>> prompt_id("1+1="), prompt_id("")
     ('56a54d937498', '')

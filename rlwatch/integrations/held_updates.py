@@ -134,8 +134,9 @@ class Hold:
         return {"batches": batches, "summary": summary, "undo": {"kind": self.kind, "args": {"batches": 0}}}
 
     def due(self, step: int) -> Command | None:
-        """Return the command that ends the hold if its batches were sampled by ``step``, else None. Call it at each
-        boundary.
+        """Return the command that ends the hold if its batches were sampled by ``step``, else None.
+
+        Call it at each boundary.
         """
         if not self._batches or step == self._boundary:
             return None

@@ -44,8 +44,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Optimizers and their learning-rate schedulers. Without schedulers the training loop sets the rate itself, or
-    never.
+    """Optimizers and their learning-rate schedulers.
+
+    Without schedulers the training loop sets the rate itself, or never.
     """
 
     optimizers: Sequence[Any]
@@ -138,8 +139,9 @@ class LowerLR:
                 raise RLWatchError(f"the schedule {name} would not follow: its rates are not proportional to base_lrs")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Scale the learning rate. Return a report with the rate ``before`` and ``after``, and the command that reverts
-        it.
+        """Scale the learning rate.
+
+        Return a report with the rate ``before`` and ``after``, and the command that reverts it.
         """
         args = COMMAND_KINDS[self.kind].read(command.args)
         until = args["until"]
@@ -224,8 +226,9 @@ class RaiseLR:
             raise RLWatchError(veto)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Scale the learning rate. Return a report with the rate ``before`` and ``after``, and the command that reverts
-        it.
+        """Scale the learning rate.
+
+        Return a report with the rate ``before`` and ``after``, and the command that reverts it.
         """
         return self._lower.rescaled(float(COMMAND_KINDS[self.kind].read(command.args)["scale"]), None)
 

@@ -139,12 +139,12 @@ NO_MORE = "this rank or another one failed or is gone, so spikes are localised n
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A step whose gradient is to be examined. The gradient is in ``model``, complete, and no optimizer has used it
-    yet.
+    """A step whose gradient is to be examined.
 
-    ``norm`` is its norm before clipping and without loss scale, if known. ``scale`` is the float16 loss scale that the
-    coefficients of the loss carry (None: no scale). ``left`` is the part of that scale that the gradients still carry.
-    Tensors stay on the device until the norm is read.
+    The gradient is in ``model``, complete, and no optimizer has used it yet. ``norm`` is its norm before clipping and
+    without loss scale, if known. ``scale`` is the float16 loss scale that the coefficients of the loss carry (None: no
+    scale). ``left`` is the part of that scale that the gradients still carry. Tensors stay on the device until the norm
+    is read.
     """
 
     model: nn.Module
@@ -229,11 +229,11 @@ class Localiser:
         self._culprit: nn.Module | None = None
 
     def check(self, spike: Spike) -> Located | None:
-        """Examine the gradient of the step in ``spike``, then forget the step's passes. Call it before the optimizer
-        steps.
+        """Examine the gradient of the step in ``spike``, then forget the step's passes.
 
-        Returns the localised gradient, or None if there is nothing to report. A spike that is not localised is reported
-        and recorded with the reason. Steps are not examined until passes are expected or kept.
+        Call it before the optimizer steps. Returns the localised gradient, or None if there is nothing to report. A
+        spike that is not localised is reported and recorded with the reason. Steps are not examined until passes are
+        expected or kept.
 
         May raise, so call it through the error boundary. With several ranks it raises ``RLWatchError`` once, and is
         then disabled.
@@ -499,8 +499,9 @@ class LocatedStep:
 
 
 def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
-    """Record the localised tokens of all ranks through ``run``, which only rank 0 has. A collective: all ranks call
-    it.
+    """Record the localised tokens of all ranks through ``run``, which only rank 0 has.
+
+    A collective: all ranks call it.
     """
     shares = gather_bytes(world, encoded_batches(batches_of(what, world.rank)))
     if run is None or world.rank != 0:
@@ -566,11 +567,10 @@ OFF = "rlwatch does not localise gradient spikes over several ranks (training go
 
 
 def localiser_of(seam: ErrorBoundary, settings: Localise | None, decode: Decode | None) -> Localiser | None:
-    """Return a localiser that all ranks of the run share, or None if ``settings`` is None or the ranks cannot be
-    connected.
+    """Return a localiser that all ranks of the run share.
 
-    A failure is logged as a warning. Call it on every rank at set-up. ``seam`` is the error boundary that leads to the
-    run.
+    The result is None if ``settings`` is None or the ranks cannot be connected. A failure is logged as a warning. Call
+    it on every rank at set-up. ``seam`` is the error boundary that leads to the run.
     """
     if settings is None:
         return None

@@ -68,8 +68,9 @@ class Ranks(Protocol):
         ...
 
     def agree(self, refusal: str | None) -> str | None:
-        """Return None, on every rank, if every rank passed None, else one of the refusals. Call it for each command of
-        :meth:`share`.
+        """Return None, on every rank, if every rank passed None, else one of the refusals.
+
+        Call it for each command of :meth:`share`.
         """
         ...
 
@@ -153,8 +154,9 @@ class RunRanks:
         return list(commands) if link is None else link.order(commands)
 
     def agree(self, refusal: str | None) -> str | None:
-        """Return a refusal if any rank passed one, by the link between the ranks. Several ranks without a link always
-        refuse.
+        """Return a refusal if any rank passed one, by the link between the ranks.
+
+        Several ranks without a link always refuse.
         """
         link = _link_of(self._seam.run)
         if link is not None:
@@ -202,8 +204,9 @@ class StoreMeeting:
             self._store.set(f"{self._key}/{name}", text)
 
     def get(self, name: str) -> str | None:
-        """Return the text that a rank stored under ``name``, None if there is none yet. Raises ``RLWatchError`` if the
-        store is gone.
+        """Return the text that a rank stored under ``name``, None if there is none yet.
+
+        Raises ``RLWatchError`` if the store is gone.
         """
         with _store_errors():
             return _read_key(self._store, f"{self._key}/{name}")
@@ -223,10 +226,10 @@ def _read_key(store: Any, key: str) -> str | None:
 
 
 def place_here() -> dict[str, int]:
-    """Return ``rank`` and ``world_size`` of the process group as arguments of :func:`rlwatch.init`; empty without a
-    process group.
+    """Return ``rank`` and ``world_size`` of the process group as arguments of :func:`rlwatch.init`.
 
-    Launchers that start processes themselves (``torch.multiprocessing``) do not set the environment variables for them.
+    The result is empty without a process group. Launchers that start processes themselves (``torch.multiprocessing``)
+    do not set the environment variables for them.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return {}

@@ -46,8 +46,9 @@ class Holdings:
     scaler: Any = None
 
     def obstacle(self) -> str | None:
-        """Return the reason why the state of these objects cannot be copied and restored in place, or None if it
-        can.
+        """Return the reason why the state of these objects cannot be copied and restored in place.
+
+        The result is None if that is possible.
         """
         if divided(self.model) or any(megatron.steps(one) for one in self.optimizers):
             return f"Megatron cuts the model and its optimizer over ranks; {INSTEAD}"
@@ -171,8 +172,9 @@ def _scales(scaler: Any) -> bool:
 
 
 def check_fits(held: Holdings, kept: StateCopy) -> None:
-    """Raise ``RLWatchError`` with the reason if the copy ``kept`` cannot be restored into the objects ``held``. Changes
-    nothing.
+    """Raise ``RLWatchError`` with the reason if the copy ``kept`` cannot be restored into the objects ``held``.
+
+    Changes nothing.
     """
     optimizers = held.inner_optimizers()
     now = {name: tensor for name, tensor in tensors_of(held).items() if name.startswith("model/")}
@@ -205,10 +207,10 @@ def _same_kind(name: str, now: Tensor, then: Tensor) -> None:
 
 
 def put_back(held: Holdings, kept: StateCopy, before: StateCopy, *, generators: bool) -> None:
-    """Restore the state ``kept`` into the objects ``held``, bit for bit. If that fails, restore ``before`` and raise
-    the error.
+    """Restore the state ``kept`` into the objects ``held``, bit for bit.
 
-    ``generators``: restore the random generators, too. Call :func:`check_fits` before.
+    If that fails, restore ``before`` and raise the error. ``generators``: restore the random generators, too. Call
+    :func:`check_fits` before.
     """
     with Reported(lambda _error: _write(held, before, generators=generators)):
         _write(held, kept, generators=generators)

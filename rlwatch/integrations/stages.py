@@ -100,8 +100,9 @@ class StepStages:
             clock.leave(opened)
 
     def evaluates(self) -> None:
-        """Start the timing of an evaluation, for a trainer whose methods are not timed. Does nothing while a stage is
-        open.
+        """Start the timing of an evaluation, for a trainer whose methods are not timed.
+
+        Nothing happens while a stage is open.
         """
         clock = clock_of(self._seam.run)
         if clock is not None and not clock.tapped and self._open is None:

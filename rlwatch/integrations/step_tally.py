@@ -155,8 +155,9 @@ class StepTally:
             self.rows += batch.logp.shape[0]
 
     def add_number(self, name: str, value: float) -> None:
-        """Add ``value`` of the metric ``name``, a number that is on the CPU already. Several values in one step are
-        averaged.
+        """Add ``value`` of the metric ``name``, a number that is on the CPU already.
+
+        Several values in one step are averaged.
         """
         self.numbers.setdefault(name, []).append(float(value))
 
@@ -331,8 +332,9 @@ class SharedStep:
         return self.transfer.ready()
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
-        """Send the measurements to rank 0. Returns the metrics of the merged steps on rank 0, which are filled in
-        later.
+        """Send the measurements to rank 0.
+
+        Returns the metrics of the merged steps on rank 0, which are filled in later.
         """
         if decode is not None and self.columns:  # on this thread, because two threads must not share a tokenizer
             self.texts.extend(texts_of(self.transfer.read()[-1], self.columns, decode))
@@ -472,8 +474,9 @@ class StepThread:
         self._thread.submit(work, *args)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for the queued steps, at most ``deadline_s`` seconds. Steps that take longer are lost, and counted as
-        dropped.
+        """Wait for the queued steps, at most ``deadline_s`` seconds.
+
+        Steps that take longer are lost, and counted as dropped.
         """
         self._thread.shutdown(wait=False)
         late = wait(self.pending, deadline_s).not_done
@@ -481,8 +484,9 @@ class StepThread:
             self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
 
     def count_errors(self, process: str, total: int) -> None:
-        """Add the contained errors of another ``process``, which has no run, to the run's count. ``total``: all of them
-        so far.
+        """Add the contained errors of another ``process``, which has no run, to the run's count.
+
+        ``total`` is the number of all errors of that process so far.
         """
         new = total - self._errors.get(process, 0)
         self._errors[process] = total

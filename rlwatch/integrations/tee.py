@@ -49,11 +49,10 @@ Describe = Callable[[], Mapping[str, Any]]
 
 
 class Tee(Generic[M]):
-    """Handle on a tracker of this process whose runs are mirrored in rlwatch. Leaving it as a context manager stops
-    mirroring.
+    """Handle on a tracker of this process whose runs are mirrored in rlwatch.
 
-    Each run of the tracker becomes a run of rlwatch with its first row. If one cannot be created, a warning is logged
-    and training continues.
+    Leaving it as a context manager stops mirroring. Each run of the tracker becomes a run of rlwatch with its first
+    row. If one cannot be created, a warning is logged and training continues.
 
     Parameters
     ----------
@@ -204,11 +203,10 @@ result of ``before``.
 
 
 class Patches:
-    """Functions of another library that are replaced by wrappers. A wrapper calls the function once, and a hook before
-    or after.
+    """Functions of another library that are replaced by wrappers.
 
-    Errors of a hook are contained by ``seam``, the error boundary. Errors of the function propagate unchanged. ``on``
-    is False once the functions were restored.
+    A wrapper calls the function once, and a hook before or after. Errors of a hook are contained by ``seam``, the error
+    boundary. Errors of the function propagate unchanged. ``on`` is False once the functions were restored.
     """
 
     def __init__(self, seam: ErrorBoundary | None = None) -> None:

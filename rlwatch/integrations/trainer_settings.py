@@ -65,8 +65,9 @@ class TrainerSettings:
         self._told: dict[str, int] = {}
 
     def values(self) -> dict[str, float]:
-        """Return the current values of the numeric settings, by metric name. Unknown ones and tensors on a device are
-        left out.
+        """Return the current values of the numeric settings, by metric name.
+
+        Unknown settings and tensors on a device are left out.
         """
         read = {metric: value() for metric, value in self._numbers.items()}
         return {metric: float(value) for metric, value in read.items() if value is not None and not _on_device(value)}

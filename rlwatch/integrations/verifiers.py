@@ -126,11 +126,10 @@ def is_timeout(error: BaseException) -> bool:
 
 
 def values_of(result: Any) -> list[float] | None:
-    """Return the rewards in ``result`` as numbers, NaN for a missing one; None if they cannot be read without side
-    effects.
+    """Return the rewards in ``result`` as numbers, NaN for a missing one.
 
-    A generator would be consumed, an unknown object may run arbitrary code, and reading a tensor on a device would wait
-    for the device.
+    The result is None if they cannot be read without side effects. A generator would be consumed, an unknown object may
+    run arbitrary code, and reading a tensor on a device would wait for the device.
     """
     if isinstance(result, Tensor | np.ndarray):
         here = not isinstance(result, Tensor) or (result.device.type == "cpu" and not result.is_meta)

@@ -344,8 +344,9 @@ class WandbStepAxis:
         return index
 
     def stated(self, row: Mapping[str, Any], step: int | None) -> int | None:
-        """Return the step that ``row`` itself contains, by rules 1 to 5 of the class, or None. ``step`` is the argument
-        of ``log``.
+        """Return the step that ``row`` itself contains, by rules 1 to 5 of the class, or None.
+
+        ``step`` is the argument of ``log``.
         """
         for rank, axis in enumerate(self._axes):
             index = step_index(row.get(axis))

@@ -32,10 +32,10 @@ class SyncComparison:
         self._equal_at: int | None = None
 
     def compare(self, model: nn.Module, engine: object) -> Stats:
-        """Return statistics of the differences between the weights of ``model`` and of ``engine``. Call it right after
-        a sync.
+        """Return statistics of the differences between the weights of ``model`` and of ``engine``.
 
-        Empty for a model that FSDP1 flattens, because its weights have no shape of their own.
+        Call it right after a sync. Empty for a model that FSDP1 flattens, because its weights have no shape of their
+        own.
 
         Raises
         ------

@@ -75,8 +75,9 @@ def inner_scheduler(scheduler: Any) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of ``tensor``, or ``tensor`` itself if it is not sharded. The result shares its
-    memory.
+    """Return this rank's shard of ``tensor``, or ``tensor`` itself if it is not sharded.
+
+    The result shares its memory.
     """
     return tensor.to_local() if sharded(tensor) else tensor  # type: ignore[attr-defined]
 
@@ -353,8 +354,9 @@ ROOT = "outside"
 
 
 def gradients_of(model: nn.Module, rank: int) -> GradNorms | None:
-    """Return norms of the gradients that ``model`` has now on ``rank``, by layer; None if no gradient counts on this
-    rank.
+    """Return norms of the gradients that ``model`` has now on ``rank``, by layer.
+
+    The result is None if no gradient counts on this rank.
     """
     units = [(layer_of(f"{plain_name(f'{name}.')}weight") if name else ROOT, unit) for name, unit in units_of(model)]
     return _flat_norms(units, rank) if units else grad_norms(model.named_parameters(), rank=rank)

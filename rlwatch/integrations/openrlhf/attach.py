@@ -28,11 +28,11 @@ Begin = Callable[[Any, OpenRLHFSettings], None]
 
 
 def arm(plain: Mapping[str, Any], *, drive: Begin | None = None, tap: Begin | None = None) -> AfterImport:
-    """Register wrappers for the classes that this process will import. Imports nothing heavy: most of Ray's processes
-    never do.
+    """Register wrappers for the classes that this process will import.
 
-    ``plain`` are rlwatch's settings. ``drive`` and ``tap`` are called with each new trainer and each new policy actor,
-    instead of rlwatch's own functions. Returns the import hook.
+    No large module is imported, because most of Ray's processes never need one. ``plain`` are rlwatch's settings.
+    ``drive`` and ``tap`` are called with each new trainer and each new policy actor, instead of rlwatch's own
+    functions. Returns the import hook.
     """
     settings, after = OpenRLHFSettings.of(plain), AfterImport()
     reason = unknown()

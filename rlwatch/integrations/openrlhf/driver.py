@@ -260,8 +260,9 @@ class OpenRLHFRecorder:
         self.thread = StepThread(seam, "rlwatch-openrlhf")
 
     def submit(self, step: int, measured: FinishedStep) -> None:
-        """Queue the computation and recording of ``step``, and return at once. If too many steps wait, the step is
-        dropped.
+        """Queue the computation and recording of ``step``, and return at once.
+
+        If too many steps wait, the step is dropped.
         """
         if self.thread.room():
             self.thread.submit(self._guarded, step, measured)

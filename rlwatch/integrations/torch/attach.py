@@ -270,8 +270,9 @@ class Steering(RecordingBase):
         return self._commands.snapshots
 
     def _newest(self) -> Mapping[str, float]:
-        """Return the metrics of the last step, for commands that report the values before them. May wait for the
-        device.
+        """Return the metrics of the last step, for commands that report the values before them.
+
+        This may wait for the device.
         """
         self.steps.deliver(wait=True)
         return self.latest
@@ -292,17 +293,17 @@ class Steering(RecordingBase):
 
     @property
     def should_stop(self) -> bool:
-        """Return True once the run received the command ``stop``. Read it after :meth:`obey`; otherwise the loop cannot
-        be stopped.
+        """Return True once the run received the command ``stop``.
+
+        Read it after :meth:`obey`; otherwise the loop cannot be stopped.
         """
         self._means.heeds_stop = True
         return self._means.stopped
 
     def saved(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Add what commands changed to a checkpoint that the loop has written into the directory ``checkpoint``. Every
-        rank calls it.
+        """Add what commands changed to a checkpoint that the loop has written into the directory ``checkpoint``.
 
-        That is a reset reference, a changed KL coefficient and other changed settings.
+        Every rank calls it. That is a reset reference, a changed KL coefficient and other changed settings.
         """
         self.seam.attempt("checkpoint", lambda: self._commands.saved(Path(checkpoint)))
 
@@ -456,10 +457,10 @@ class Watcher(Steering):
         advantages: Any = None,
         kl: Any = None,
     ) -> None:
-        """Measure one generation of B responses, before the steps that train on it. Its metrics belong to the next
-        step.
+        """Measure one generation of B responses, before the steps that train on it.
 
-        Each input is a tensor, an array or a list with one entry for each response. All inputs are optional.
+        Its metrics belong to the next step. Each input is a tensor, an array or a list with one entry for each
+        response. All inputs are optional.
 
         Parameters
         ----------

@@ -354,8 +354,9 @@ COLUMNS = {
 
 
 class Samples(SampledText):
-    """Text of a custom loop's generations: a few completions are kept or measured. Uses only inputs that are on the
-    CPU.
+    """Text of a custom loop's generations: a few completions are kept or measured.
+
+    Only inputs that are on the CPU are used.
     """
 
     def __init__(
@@ -365,8 +366,9 @@ class Samples(SampledText):
         self._run = run
 
     def offer(self, step: int, inputs: Mapping[str, Any]) -> None:
-        """Keep and measure completions of the generation that ``step`` trains on, if due. ``inputs`` are those of
-        ``rollouts``.
+        """Keep and measure completions of the generation that ``step`` trains on, if due.
+
+        ``inputs`` are those of ``rollouts``.
         """
         texts = _listed(inputs.get("completions"))
         self._offer(

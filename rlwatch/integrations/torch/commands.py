@@ -36,8 +36,9 @@ BASE_IS_REFERENCE = (
 
 @dataclass(slots=True)
 class Means:
-    """Objects and functions of the loop that commands need. A command is refused, with the name, if one that it needs
-    is missing.
+    """Objects and functions of the loop that commands need.
+
+    A command is refused, with the name, if one that it needs is missing.
     """
 
     model: nn.Module | None = None
@@ -134,16 +135,18 @@ class Means:
         return None
 
     def save_now(self) -> str:
-        """Save a checkpoint by the loop's own function, and return a message. Raises ``RLWatchError`` without such a
-        function.
+        """Save a checkpoint by the loop's own function, and return a message.
+
+        Raises ``RLWatchError`` without such a function.
         """
         self.kept()
         where = self.save() if self.save is not None else None
         return f"saved to {where}" if where else "saved"
 
     def changeable_kl_coef(self) -> float:
-        """Return the current coefficient of the KL term. Raises ``RLWatchError`` if the user gave no function that sets
-        it.
+        """Return the current coefficient of the KL term.
+
+        Raises ``RLWatchError`` if the user gave no function that sets it.
         """
         value = self.read_kl_coef()
         if self.set_kl_coef is None or value is None:
@@ -157,10 +160,9 @@ class Means:
             self.kl_coef = self.kl_coef if callable(self.kl_coef) else value
 
     def stop(self, save: bool) -> str:
-        """Make the loop end at its next read of ``should_stop``, after saving a checkpoint if ``save``. Return a
-        message.
+        """Make the loop end at its next read of ``should_stop``, after saving a checkpoint if ``save``.
 
-        Raises ``RLWatchError`` if the loop has never read ``should_stop``.
+        Return a message. Raises ``RLWatchError`` if the loop has never read ``should_stop``.
         """
         if not self.heeds_stop:
             raise RLWatchError("this loop has not asked watcher.should_stop so far, so it would go on")
@@ -201,12 +203,11 @@ def _set(write: Callable[..., Any], values: Values) -> None:
 
 
 class CommandController:
-    """Executor of the run's commands in a custom loop, which saves their lasting effects in checkpoints. One on every
-    rank.
+    """Executor of the run's commands in a custom loop, which saves their lasting effects in checkpoints.
 
-    ``means`` are the loop's objects and functions, ``seam`` is the error boundary that leads to the run. ``step``
-    returns the step that has ended, ``latest`` the newest metrics. ``snapshots`` are the settings of snapshots (None:
-    off).
+    There is one executor on every rank. ``means`` are the loop's objects and functions, ``seam`` is the error boundary
+    that leads to the run. ``step`` returns the step that has ended, ``latest`` the newest metrics. ``snapshots`` are
+    the settings of snapshots (None: off).
     """
 
     def __init__(

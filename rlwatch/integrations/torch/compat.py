@@ -134,8 +134,9 @@ class WatcherSettings:
         )
 
     def commanded(self, means: Means) -> Means:
-        """Return ``means`` with the loop's own functions for commands added. Raises ``ConfigError`` for an invalid
-        ``adjustable``.
+        """Return ``means`` with the loop's own functions for commands added.
+
+        Raises ``ConfigError`` for an invalid ``adjustable``.
         """
         return replace(
             means,
@@ -210,8 +211,9 @@ def check_run(run: Any, init_arguments: Mapping[str, Any]) -> None:
 
 
 def clip_of(clip: Any) -> tuple[float, float] | None:
-    """Return (low, high) of a PPO clip [1 - low, 1 + high]; one number means both. Raises ``ConfigError`` for other
-    values.
+    """Return (low, high) of a PPO clip [1 - low, 1 + high]; one number means both.
+
+    Raises ``ConfigError`` for other values.
     """
     if clip is None:
         return None
@@ -254,8 +256,9 @@ def decoder_of(tokenizer: Any) -> Decode | None:
 
 
 def positive(name: str, value: Any) -> float | None:
-    """Return ``value`` as a float, or None if it is None. Raises ``ConfigError``, with ``name``, unless it is above
-    0.
+    """Return ``value`` as a float, or None if it is None.
+
+    Raises ``ConfigError``, with ``name``, unless it is above 0.
     """
     if value is None:
         return None

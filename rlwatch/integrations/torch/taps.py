@@ -265,8 +265,9 @@ class Collector:
         self._trail.forget()
 
     def synced(self, engine: object) -> Refused:
-        """Compare the rollout engine's weights with the model's after a sync. Return the reason if that is not
-        possible.
+        """Compare the rollout engine's weights with the model's after a sync.
+
+        Return the reason if that is not possible.
         """
         self._begin()
         if self.means.model is None:
@@ -281,8 +282,9 @@ class Collector:
         return {}
 
     def gradients(self) -> Refused:
-        """Measure the model's current gradients and learning rates, before the optimizer step. Return the reason if not
-        possible.
+        """Measure the model's current gradients and learning rates, before the optimizer step.
+
+        Return the reason if not possible.
         """
         self._begin()
         self._rates = self.steps.seam.attempt("learning rate", self.means.rates)

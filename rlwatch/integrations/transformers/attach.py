@@ -306,8 +306,9 @@ def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TrainerReaders(Protocol):
-    """Interface to the hooks that measure a trainer during a step. ``tally`` collects the measurements of the current
-    step.
+    """Interface to the hooks that measure a trainer during a step.
+
+    ``tally`` collects the measurements of the current step.
     """
 
     tally: StepTally
@@ -433,8 +434,9 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
                 self.latest = sealed.deliver(self.seam.run, self._decode)
 
     def newest(self) -> Mapping[str, float]:
-        """Return the metrics of the last step, for commands that report the values before them. May wait for the
-        device.
+        """Return the metrics of the last step, for commands that report the values before them.
+
+        This may wait for the device.
         """
         self.deliver()
         return self.latest

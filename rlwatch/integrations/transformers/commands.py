@@ -72,15 +72,17 @@ class LoopControl:
         self._controller = Controller(seam, handlers, ranks or RunRanks(seam), latest)
 
     def begin(self, step: int) -> None:
-        """Take the first snapshot after ``step``. These commands keep nothing in checkpoints, so nothing is
-        restored.
+        """Take the first snapshot after ``step``.
+
+        These commands keep nothing in checkpoints, so nothing is restored.
         """
         if self._snapshots is not None:
             self._seam.attempt("snapshot", self._snapshots.begin, step)
 
     def obey(self, step: int) -> None:
-        """Execute waiting commands after ``step``, then take a snapshot if one is due. The end of every step is
-        safe.
+        """Execute waiting commands after ``step``, then take a snapshot if one is due.
+
+        The end of every step is safe.
         """
         self._controller.obey(step)
         if self._snapshots is not None:
@@ -160,8 +162,9 @@ class TrainerLoop:
         return Paced(self.optimizers(), [] if self.scheduler is None else [self.scheduler])
 
     def kept(self) -> int | None:
-        """Return the number of checkpoints that the trainer keeps; None for all. Raises ``RLWatchError`` before
-        training.
+        """Return the number of checkpoints that the trainer keeps; None for all.
+
+        Raises ``RLWatchError`` before training.
         """
         if self.control is None:
             raise RLWatchError("training has not begun")
@@ -169,8 +172,9 @@ class TrainerLoop:
         return limit
 
     def save(self) -> str:
-        """Set the flag that makes the trainer save a checkpoint when its callbacks have returned. Return a message with
-        its path.
+        """Set the flag that makes the trainer save a checkpoint when its callbacks have returned.
+
+        Return a message with its path.
         """
         self.control.should_save = True
         return f"{self._checkpoint} is saved as soon as this step has ended"

@@ -59,8 +59,9 @@ def deepspeed_engine(trainer: Any) -> Any | None:
 
 
 def unseen(trainer: Any) -> str | None:
-    """Return the reason why gradients that the engine keeps outside ``.grad`` cannot be read; None if gradients can be
-    read.
+    """Return the reason why gradients that the engine keeps outside ``.grad`` cannot be read.
+
+    The result is None if gradients can be read.
     """
     name = sharding_engine(trainer)
     if name not in HIDDEN:

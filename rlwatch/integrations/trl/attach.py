@@ -127,8 +127,9 @@ def _scorer(trainer: Any, level: Level, wish: Canaries | None) -> CanaryScorer |
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """Settings of further records: text of completions and extreme tokens, localised spikes, snapshots, canaries. None:
-    off.
+    """Settings of further records: text of completions and extreme tokens, localised spikes, snapshots, canaries.
+
+    A setting of None switches the record off.
     """
 
     keep: KeepCompletions | None

@@ -261,8 +261,9 @@ class Scored:
 
 
 class Generations:
-    """Reader of the generations of one trainer. ``full``: also compute statistics that compare responses with each
-    other.
+    """Reader of the generations of one trainer.
+
+    ``full``: also compute statistics that compare responses with each other.
     """
 
     def __init__(self, trainer: Any, *, full: bool = True) -> None:
@@ -446,8 +447,9 @@ class Sampled(SampledText):
     """Text of a TRL trainer's generations: a few completions are kept or measured."""
 
     def offer(self, run: Run, trainer: Any, scored: Scored, logps: tuple[Tensor, Tensor, Tensor] | None = None) -> None:
-        """Keep and measure completions of a generation of the current step, if due. ``logps`` as for
-        :func:`completion_batch`.
+        """Keep and measure completions of a generation of the current step, if due.
+
+        ``logps`` as for :func:`completion_batch`.
         """
         step = int(trainer.state.global_step) + 1
         self._offer(

@@ -67,8 +67,9 @@ class Control:
         self._controller = Controller(seam, handlers, ranks, latest)
 
     def obey(self, step: int) -> None:
-        """Execute waiting commands after ``step``, if new rollouts are generated next. Take a snapshot if one is
-        due.
+        """Execute waiting commands after ``step``, if new rollouts are generated next.
+
+        Take a snapshot if one is due.
         """
         if self.at_boundary():
             self._controller.obey(step)
@@ -108,8 +109,9 @@ class Control:
 
 
 def anchored(trainer: Any) -> Anchored:
-    """Return the trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if the reference
-    cannot be reset.
+    """Return the trainer's policy, reference and optimizer.
+
+    Raises ``RLWatchError`` with the reason if the reference cannot be reset.
     """
     engine = sharding_engine(trainer)
     if engine is not None and not fsdp2(trainer):
@@ -138,8 +140,9 @@ def kl_coef(trainer: Any) -> float:
 
 
 def set_kl_coef(trainer: Any, value: float) -> None:
-    """Set the trainer's KL coefficient to ``value``. TRL reads it for every batch; older versions keep a copy in the
-    fused loss.
+    """Set the trainer's KL coefficient to ``value``.
+
+    TRL reads it for every batch; older versions keep a copy in the fused loss.
     """
     trainer.beta = value
     fused = getattr(trainer, "liger_grpo_loss", None)
@@ -148,8 +151,9 @@ def set_kl_coef(trainer: Any, value: float) -> None:
 
 
 def synced(trainer: Any) -> str:
-    """Make the trainer send its weights to vLLM before it samples; return a message. Raises ``RLWatchError`` without
-    vLLM.
+    """Make the trainer send its weights to vLLM before it samples; return a message.
+
+    Raises ``RLWatchError`` without vLLM.
     """
     if not getattr(trainer, "use_vllm", False):
         raise RLWatchError("there is no rollout engine: this trainer samples with the model that it trains")

@@ -90,8 +90,9 @@ class TrainerLocalising:
         self._inputs.clear()
 
     def check(self, total: Tensor | float | None) -> None:
-        """Examine the complete gradient of the step. ``total`` is its norm before clipping, if the trainer computed
-        it.
+        """Examine the complete gradient of the step.
+
+        ``total`` is its norm before clipping, if the trainer computed it.
         """
         try:
             model = self._trainer.accelerator.unwrap_model(self._trainer.model)

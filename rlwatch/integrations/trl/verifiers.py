@@ -38,8 +38,9 @@ class RewardFunctions:
 
     @contextmanager
     def metered(self) -> Iterator[None]:
-        """Measure the reward functions that are called inside the ``with`` block. Exceptions of the block propagate
-        unchanged.
+        """Measure the reward functions that are called inside the ``with`` block.
+
+        Exceptions of the block propagate unchanged.
         """
         trainer, given = self._trainer, getattr(self._trainer, "reward_funcs", None)
         measured = self._seam.attempt(TAP, self._measured)

@@ -114,8 +114,9 @@ def is_number(value: object) -> bool:
 
 
 def install_tracking(module: ModuleType) -> str:
-    """Add rlwatch's backend to ``module.Tracking``. Return the state of the hook: in place, or the reason why it is
-    not.
+    """Add rlwatch's backend to ``module.Tracking``.
+
+    Return the state of the hook: in place, or the reason why it is not.
     """
     tracking = module.Tracking
     known = getattr(tracking, "supported_backend", ())  # where there is no such list, verl refuses no name
@@ -353,11 +354,10 @@ def _hook(
 
 
 def install_legacy(module: ModuleType) -> str:
-    """Wrap ``module.RayPPOTrainer``, so that the exception that ends its ``fit`` is recorded. Return the state of the
-    hook.
+    """Wrap ``module.RayPPOTrainer``, so that the exception that ends its ``fit`` is recorded.
 
-    Its ``Tracking`` opens the run. The instance is changed, because subclasses (recipes) have their own ``fit``, and do
-    not call the parent's.
+    Return the state of the hook. Its ``Tracking`` opens the run. The instance is changed, because subclasses (recipes)
+    have their own ``fit``, and do not call the parent's.
     """
     original = module.RayPPOTrainer.__init__
 
@@ -401,12 +401,11 @@ def install_worker(module: ModuleType) -> str:
 
 
 def rlwatch_attach(self: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Install the hooks in this worker. Return what is missing, the vocabulary size, and why spikes are not localised,
-    if so.
+    """Install the hooks in this worker.
 
-    ``settings``: ``level``; ``bypass`` for verl's bypass mode; ``localise``, fields of ``Localise`` (None: spikes are
-    not localised), with ``text`` if the text of tokens is kept. Every rank gets the same settings, and waits for the
-    others.
+    Return what is missing, the vocabulary size, and why spikes are not localised, if so. ``settings``: ``level``;
+    ``bypass`` for verl's bypass mode; ``localise``, fields of ``Localise`` (None: spikes are not localised), with
+    ``text`` if the text of tokens is kept. Every rank gets the same settings, and waits for the others.
     """
     from rlwatch.integrations.verl.worker import Inside
 
@@ -428,8 +427,9 @@ def rlwatch_collect(self: Any, step: int, before: bool = False) -> dict[str, Any
 
 
 def rlwatch_check(self: Any, kind: str, args: Mapping[str, Any], step: int = 0) -> dict[str, Any]:
-    """Raise ``RLWatchError`` if this rank cannot execute the command ``kind`` with ``args`` after ``step``. Changes
-    nothing.
+    """Raise ``RLWatchError`` if this rank cannot execute the command ``kind`` with ``args`` after ``step``.
+
+    Changes nothing.
     """
     _inside(self).check(kind, args, step)
     return {}

@@ -151,8 +151,9 @@ class StepBatch:
         )
 
     def response_batch(self, reading: BatchSettings) -> ResponseBatch:
-        """Return the batch for response statistics. Of a session with several outputs only the last one has the
-        reward.
+        """Return the batch for response statistics.
+
+        Of a session with several outputs only the last one has the reward.
         """
         scores, final = self.tokens.get("rm_scores"), finals(self.keys)
         mask = self.tokens.get("response_mask")
@@ -171,8 +172,9 @@ class StepBatch:
         )
 
     def environment(self) -> Tensor | None:
-        """Return a mask (B, T) of the tokens written by tools and users, which the loss must not count; None if
-        unknown.
+        """Return a mask (B, T) of the tokens written by tools and users, which the loss must not count.
+
+        The result is None if these tokens are not known.
         """
         first = self.tokens.get("loss_mask")
         if first is None or first.shape != self.tokens["responses"].shape:
@@ -342,8 +344,9 @@ def identity_of(data: Any, rows: int) -> dict[str, list[Any]]:
 
 
 def _column(data: Any, name: str, width: int) -> Tensor | None:
-    """Return a field as (B, T) with zeros for padding, as verl's losses see it; None if it is missing or has another
-    shape.
+    """Return a field as (B, T) with zeros for padding, as verl's losses see it.
+
+    The result is None if the field is missing or has another shape.
     """
     column = data.get(name, None)
     if not isinstance(column, Tensor):
@@ -390,7 +393,8 @@ class Packed:
 
     def take(self, packed: Tensor) -> Tensor:
         """Return the values of ``packed``, jagged over whole sequences, at the responses (B, T); 0 elsewhere.
-        Differentiable.
+
+        The operation is differentiable.
         """
         return torch.where(self.valid, packed.values()[self.places], 0.0)
 

@@ -72,8 +72,9 @@ class ResetOnWorkers(OnWorkers):
         super().check(command)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Reset the reference on every rank, and add it to the checkpoint of this step, if there is one. Return a
-        report.
+        """Reset the reference on every rank, and add it to the checkpoint of this step, if there is one.
+
+        Return a report.
         """
         replies = accepted(self._workers.call("do", self.kind, dict(command.args)))
         report = merged(replies)

@@ -72,8 +72,9 @@ def missing_of_actor(actor: Any, registry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def loads_plugins() -> bool:
-    """Return True if the installed verl loads plugins by their entry points, as 0.9 and later do. Imports nothing of
-    verl.
+    """Return True if the installed verl loads plugins by their entry points, as 0.9 and later do.
+
+    No module of verl is imported.
     """
     spec = find_spec("verl")
     if spec is None or spec.origin is None:

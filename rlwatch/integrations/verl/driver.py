@@ -60,10 +60,10 @@ logger = logging.getLogger("rlwatch")
 
 
 class VerlDriver:
-    """Watcher of one ``PPOTrainer`` of verl in its driver process. Its methods run in the training thread and raise
-    nothing.
+    """Watcher of one ``PPOTrainer`` of verl in its driver process.
 
-    ``run`` records; ``settings`` are those of ``trainer.rlwatch`` in verl's configuration.
+    Its methods run in the training thread and raise nothing. ``run`` records; ``settings`` are those of
+    ``trainer.rlwatch`` in verl's configuration.
     """
 
     def __init__(self, trainer: Any, run: Run, settings: VerlSettings) -> None:
@@ -91,8 +91,9 @@ class VerlDriver:
         logger.warning("rlwatch sees no updates and obeys no commands (training goes on): %s", error)
 
     def loaded(self) -> None:
-        """Restore what commands changed, after verl has loaded a checkpoint or starts without one. Take the first
-        snapshot.
+        """Restore what commands changed, after verl has loaded a checkpoint or starts without one.
+
+        Take the first snapshot.
         """
         step = int(self.trainer.global_steps)
         if self.snapshots is not None:
@@ -119,8 +120,9 @@ class VerlDriver:
                 self.seam.attempt("snapshot", self.snapshots.look, step)
 
     def measure(self, meta: Any) -> None:
-        """Read the step's batch, described by ``meta`` (a ``KVBatchMeta``), before verl drops it. Another thread
-        computes statistics.
+        """Read the step's batch, described by ``meta`` (a ``KVBatchMeta``), before verl drops it.
+
+        Another thread computes statistics.
         """
         if not self._settings.level.includes(Level.TOKENS):
             self.statistics.pass_over()
@@ -352,8 +354,9 @@ def _gathered(answers: Answers) -> Sequence[Reply]:
 
 
 class Texts(SampledText):
-    """Text of verl's generations: a few completions are kept or measured. Runs on the statistics thread, with a
-    tokenizer copy.
+    """Text of verl's generations: a few completions are kept or measured.
+
+    It runs on the statistics thread, with a copy of the tokenizer.
     """
 
     def __init__(self, settings: VerlSettings, tokenizer: Any) -> None:

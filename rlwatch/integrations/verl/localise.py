@@ -285,8 +285,9 @@ class _Again:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Hook that reads a loss coefficient from the gradient of a jagged output. A second backward pass adds to the
-    first.
+    """Hook that reads a loss coefficient from the gradient of a jagged output.
+
+    A second backward pass adds to the first.
     """
 
     into: dict[str, Tensor]

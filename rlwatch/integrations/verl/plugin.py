@@ -32,6 +32,7 @@ HOOKS = {
 
 def load(hooks: Mapping[str, str] = HOOKS) -> None:
     """Register the functions in ``hooks`` (module of verl -> function), to be called when the module is imported.
+
     Raises nothing.
     """
     if heartbeat.current is not None:

@@ -43,8 +43,9 @@ def refusal_of(replies: Sequence[Reply]) -> str | None:
 
 
 def accepted(replies: Sequence[Reply]) -> Sequence[Reply]:
-    """Return ``replies`` ordered by rank. Raises ``RLWatchError`` with the reason if a rank refuses, or if no worker
-    answered.
+    """Return ``replies`` ordered by rank.
+
+    Raises ``RLWatchError`` with the reason if a rank refuses, or if no worker answered.
     """
     refusal = refusal_of(replies) if replies else "no worker answered"
     if refusal is not None:
@@ -68,8 +69,9 @@ Answers = Callable[[], Sequence[Reply]]
 
 
 class Workers:
-    """The actor's worker group. A call goes to all ranks, and calls are answered in the order in which they were
-    made.
+    """The actor's worker group.
+
+    A call goes to all ranks, and calls are answered in the order in which they were made.
     """
 
     def __init__(self, group: Any) -> None:
@@ -90,8 +92,9 @@ class Workers:
         return lambda: _got(pending, LIMITS_S.get(method, TIMEOUT_S))
 
     def call(self, method: str, *args: Any) -> Sequence[Reply]:
-        """Call ``rlwatch_<method>`` on every rank, wait, and return the answers. Raises ``RLWatchError`` as :meth:`ask`
-        does.
+        """Call ``rlwatch_<method>`` on every rank, wait, and return the answers.
+
+        Raises ``RLWatchError`` as :meth:`ask` does.
         """
         return self.ask(method, *args)()
 

@@ -199,8 +199,9 @@ class HoldOnWorkers(UntilDue):
         return {**report, "rewards": list[JSON](rewards), "summary": f"{summary}{rewards_part}"}
 
     def due(self, step: int) -> Command | None:
-        """Return the command that ends the hold after ``step``, once it is over, else None. Also request the batch's
-        reward.
+        """Return the command that ends the hold after ``step``, once it is over, else None.
+
+        The reward of the batch is also requested.
         """
         if self._active and step > 0:
             self._when_measured(step, self._measured)

@@ -180,8 +180,9 @@ class Inside:
             handler.settled(Command("", "", kind, args), refusal)
 
     def due(self, kind: str, step: int) -> Mapping[str, JSON] | None:
-        """Return the arguments of the command that ends the effect of ``kind`` after ``step``, or None if it
-        continues.
+        """Return the arguments of the command that ends the effect of ``kind`` after ``step``.
+
+        The result is None if the effect continues.
         """
         self.step = step
         handler: Any = self._handler(kind)
@@ -202,10 +203,9 @@ class Inside:
         return [self.anchor.policy.optimizer]
 
     def kl_coef(self, value: float | None) -> float:
-        """Set the coefficient of the KL term in the actor's loss to ``value``, unless it is None. Return the
-        coefficient.
+        """Set the coefficient of the KL term in the actor's loss to ``value``, unless it is None.
 
-        Raises ``RLWatchError`` if the loss has no KL term.
+        Return the coefficient. Raises ``RLWatchError`` if the loss has no KL term.
         """
         config = getattr(inspect.unwrap(self._worker.actor.loss_fn), "keywords", {}).get("config")
         if config is None or not getattr(config, "use_kl_loss", False):
@@ -282,8 +282,9 @@ class Anchor:
 
     @property
     def policy(self) -> Any:
-        """Return the actor's engine, which holds the policy. Raises ``RLWatchError`` if rlwatch cannot copy its
-        weights.
+        """Return the actor's engine, which holds the policy.
+
+        Raises ``RLWatchError`` if rlwatch cannot copy its weights.
         """
         actor = self._worker.actor
         if actor is None:
@@ -460,10 +461,10 @@ class Keeper:
         self._file = f"world_size_{world_size}_rank_{rank}.pt"
 
     def save(self, directory: str) -> str:
-        """Write this rank's part of the reference into ``directory``, completely or not at all. Return the path of the
-        file.
+        """Write this rank's part of the reference into ``directory``, completely or not at all.
 
-        Raises ``RLWatchError`` if the reference was never reset, and ``OSError`` if the file cannot be written.
+        Return the path of the file. Raises ``RLWatchError`` if the reference was never reset, and ``OSError`` if the
+        file cannot be written.
         """
         tensors = self._anchor.tensors()
         if not tensors:
@@ -499,10 +500,10 @@ class Keeper:
         return fingerprint(self._fitting(directory).values())
 
     def restore(self, directory: str) -> dict[str, Any]:
-        """Restore this rank's part of the reference from ``directory``. Return a report with the number of tensors and
-        the fingerprint.
+        """Restore this rank's part of the reference from ``directory``.
 
-        Raises ``RLWatchError`` if it belongs to another model.
+        Return a report with the number of tensors and the fingerprint. Raises ``RLWatchError`` if it belongs to another
+        model.
         """
         saved = self._fitting(directory)
         if self._anchor.lora:
