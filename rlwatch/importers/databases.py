@@ -1,7 +1,7 @@
-"""Reading of what trackers keep on disk: SQLite databases of trackio and MLflow, and MLflow's files.
+"""Reading of the logs that trackers keep on disk: SQLite databases of trackio and MLflow, and MLflow's files.
 
-Both hold many runs, each with its configuration. They are opened read only, also while a trainer writes to them. Lines
-are numbers of rows.
+A log holds many runs, each with its configuration. It is opened read only, also while a trainer writes to it. In place
+of line numbers, rows of a database have the number of the row.
 """
 
 from __future__ import annotations
@@ -234,8 +234,9 @@ class MlflowReading(LogReading):
         self._configs: dict[str, dict[str, JSON]] = {}
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Yield the rows of every run at ``path``, one run after another. Raises ``ImportFormatError`` if there are too
-        many runs.
+        """Yield the rows of every run at ``path``, one run after another.
+
+        Raises ``ImportFormatError`` if there are too many runs.
         """
         runs = [run for run in runs_of_mlflow(path) if not _DELETED.search(_text(run / _ABOUT))]
         if len(runs) > MOST_RUNS:

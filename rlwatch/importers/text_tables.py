@@ -1,10 +1,10 @@
-"""Reading of tables as text: CSV files (``run_id,step,metric,value`` or ``step,loss,...``), in consoles, in Markdown.
+"""Reading of tables as text: CSV files, tables in consoles, and tables in Markdown.
 
-Both may hold several runs (with a ``run_id`` column) or one (without). Separators are comma, semicolon, tab and bar;
-with all but the comma a number may have a decimal comma. Comment lines (``#``) before the header, and repeated headers,
-are skipped. ``nan``, ``inf`` and ``-inf`` as text are values. An **empty cell means not measured**: pandas leaves a
-cell empty both for NaN and for values that were never logged. If every gap counted as NaN, the log would be one long
-false alarm.
+A CSV file is long (``run_id,step,metric,value``) or wide (``step,loss,...``). It may hold several runs (with a
+``run_id`` column) or one (without). Separators are comma, semicolon, tab and bar; with all but the comma a number may
+have a decimal comma. Comment lines (``#``) before the header, and repeated headers, are skipped. ``nan``, ``inf`` and
+``-inf`` as text are values. An **empty cell means not measured**: pandas leaves a cell empty both for NaN and for
+values that were never logged. If every gap counted as NaN, the log would be one long false alarm.
 """
 
 from __future__ import annotations

@@ -135,8 +135,9 @@ class Setting:
 
 
 class Adjust:
-    """Handler of one of the commands in :data:`ADJUSTABLE`. ``kind`` is the command's name, ``setting`` what it
-    changes.
+    """Handler of one of the commands in :data:`ADJUSTABLE`.
+
+    ``kind`` is the command's name, ``setting`` what it changes.
     """
 
     def __init__(self, kind: str, setting: Setting) -> None:

@@ -338,10 +338,10 @@ class Refused:
 
 
 class OpenRLHFCommands:
-    """Executor of commands: save a checkpoint, stop, pause, change the KL coefficient. Call :meth:`obey` before
-    OpenRLHF saves a step.
+    """Executor of commands: save a checkpoint, stop, pause, change the KL coefficient.
 
-    ``saving`` and ``stopping`` are True after a command that requests a checkpoint or the end of training.
+    Call :meth:`obey` before OpenRLHF saves a step. ``saving`` and ``stopping`` are True after a command that requests a
+    checkpoint or the end of training.
     """
 
     def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:

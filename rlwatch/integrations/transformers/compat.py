@@ -1,6 +1,4 @@
-"""Description of a Hugging Face ``Trainer`` for the run's configuration, and checks of the methods that rlwatch
-wraps.
-"""
+"""Description of a Hugging Face ``Trainer`` for the run's configuration, and checks of methods that rlwatch wraps."""
 
 from __future__ import annotations
 
