@@ -434,6 +434,10 @@ def state_json(run: RunInfo, who: Principal) -> Json:
         if forecast is None
         else {"p20": plain(forecast.p20), "p50": plain(forecast.p50), "p100": plain(forecast.p100),
               "alarm": forecast.alarm, "absent": forecast.absent},
+        "step_notes": [
+            {"step": whole(note.step), "text": note.text, "by": note.by, "at": note.at}
+            for note in queries.notes(run.run_id)
+        ],
         "firing": [
             {
                 "alert_id": alert.alert_id,

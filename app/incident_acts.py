@@ -19,6 +19,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.forecast.record import Past, answer
 from rlwatch.ports import AlertStore, Store
 from rlwatch.records import Acknowledgement, Alert, AuditEntry, ForecastAnswer, Silence
+from rlwatch.step_notes import StepNote, add_step_note, remove_step_note
 
 from .principal import Principal
 
@@ -97,6 +98,18 @@ def note(store: AlertStore, alert: Alert, *, by: Principal, text: str) -> AuditE
     """Add a note to an alert. Raises as above."""
     by.require_command()
     return silencing.note(store, alert, by=by.name, text=text)
+
+
+def note_at_step(store: Store, run_id: str, step: int, *, by: Principal, text: str) -> StepNote:
+    """Add a note at a step of a run. Raises as above."""
+    by.require_command()
+    return add_step_note(store, run_id, step, text, by=by.name)
+
+
+def remove_note_at_step(store: Store, note: StepNote, *, by: Principal) -> None:
+    """Remove a note at a step. Raises as above."""
+    by.require_command()
+    remove_step_note(store, note, by=by.name)
 
 
 def answer_forecast(store: Store, past: Past, *, by: Principal, right: bool, why: str) -> ForecastAnswer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlwatch.metrics import family_of
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Alert, AlertState, Event, Finding
+from rlwatch.step_notes import StepNote
 
 from . import format as fmt
 from .health import AMBER, GREY, LOOKS, SEVERITY_WORD, VERMILLION, Word
@@ -63,7 +64,11 @@ class ChartMark:
 
 
 def marks_of_run(
-    alerts: Sequence[Alert], findings: Sequence[Finding], events: Iterable[Event], starts: Mapping[int, int]
+    alerts: Sequence[Alert],
+    findings: Sequence[Finding],
+    events: Iterable[Event],
+    starts: Mapping[int, int],
+    notes: Sequence[StepNote] = (),
 ) -> list[ChartMark]:
     """Return all marks of a run. ``findings`` give the families and steps; ``starts`` the attempts' first steps."""
     events = list(events)
@@ -78,7 +83,16 @@ def marks_of_run(
         ),
         *(_of_finding(finding) for finding in _unalerted(findings, alerts)),
         *_spikes(events),
+        *(_of_note(note) for note in notes[-MOST_MARKS:]),
     ]
+
+
+NOTE = "✎"
+
+
+def _of_note(note: StepNote) -> ChartMark:
+    text = f"note by {fmt.shorten(note.by, 60)}"
+    return ChartMark(note.step, NOTE, GREY, text, more=fmt.shorten(note.text, 2000), faint=True, rank=2)
 
 
 def _unalerted(findings: Sequence[Finding], alerts: Sequence[Alert]) -> list[Finding]:

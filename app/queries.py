@@ -46,6 +46,7 @@ from rlwatch.records import (
 )
 from rlwatch.rollouts import Row, completion_rows
 from rlwatch.state import Verdict, arrival, forecast_allowed, headline_of, verdict_of
+from rlwatch.step_notes import StepNote, step_notes
 from rlwatch.store.url import open_store
 from rlwatch.view import stored_diagnosis, stored_verdict
 
@@ -74,6 +75,7 @@ __all__ = [
     "localised",
     "metric_names",
     "newest_completions",
+    "notes",
     "of_step",
     "outline",
     "policy",
@@ -150,6 +152,11 @@ def events(run_id: str) -> list[Event]:
 def commands(run_id: str) -> list[Command]:
     """Return the commands, oldest first."""
     return store().commands(run_id)
+
+
+def notes(run_id: str) -> list[StepNote]:
+    """Return users' notes at steps of the run, in order of step."""
+    return step_notes(store(), run_id)
 
 
 def last_values(run_id: str) -> dict[str, tuple[int, float]]:

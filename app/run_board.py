@@ -344,7 +344,8 @@ LONGER = 8
 def _drawn_of(run: RunInfo) -> tuple[object, ...]:
     """Return the facts that change marks, sections or the thinning of charts; new rows alone do not."""
     last = run.last_step or 0
-    counts = tuple(len(of(run.run_id)) for of in (queries.findings, queries.events, queries.commands))
+    read = (queries.findings, queries.events, queries.commands, queries.notes)
+    counts = tuple(len(of(run.run_id)) for of in read)
     fired = tuple(sorted((alert.alert_id, alert.state.value) for alert in queries.alerts(run.run_id)))
     grown = int(np.log(max(last, 100)) / np.log1p(1 / LONGER))
     return (run.run_id, run.attempt, run.state.value, len(queries.metric_names(run)), grown, counts, fired)
@@ -384,7 +385,9 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         place = smoothing.place_of(run, look.axis)
         if place is None:
             st.caption(f"This run did not log {look.axis}; showing steps.")
-        marked = marks_of_run(queries.alerts(run_id), drawing.findings, events, drawing.outline.starts)
+        marked = marks_of_run(
+            queries.alerts(run_id), drawing.findings, events, drawing.outline.starts, queries.notes(run_id)
+        )
         if names:
             _boards(drawing, place or _by_step(run), names, marked)
         st.session_state[CHARTS_SHOW] = _drawn_of(run)

@@ -11,10 +11,11 @@ from rlwatch.analysis.runs import StoredRun
 from rlwatch.control.commands import ROLLBACK
 from rlwatch.diagnosis import Action, Cause, Diagnosis
 from rlwatch.error_boundary import call_or, described
-from rlwatch.errors import RLWatchError
+from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.plugins import usable
 from rlwatch.records import Alert, AlertState, Command, RunInfo, RunState
 from rlwatch.state import explained, headline_of
+from rlwatch.step_notes import StepNote
 from rlwatch.wording import code_in
 
 from . import (
@@ -348,6 +349,52 @@ def _controls(run: RunInfo) -> None:
             disabled=run.state is not RunState.RUNNING,
             width="content",
         )
+        with st.popover("Notes", icon=":material/edit_note:", width="content"):
+            st.fragment(show_notes)(run.run_id)
+
+
+NOTE_TEXT = "note-text"
+
+
+def show_notes(run_id: str) -> None:
+    """Draw the notes at steps of the run, and the form for one more: at the step that was clicked, else the last."""
+    with layout.readable("The notes"):
+        run, who = queries.run(run_id), layout.principal()
+        for note in queries.notes(run_id):
+            line, button = st.columns([8, 2], vertical_alignment="center")
+            head = el("b", f"step {fmt.step(note.step)} ")
+            by = el("span", f" {fmt.shorten(note.by, 60)}, {fmt.age(note.at, time.time())}", cls="rl-quiet")
+            line.html(joined(el("div", head, fmt.shorten(note.text, 2000), by)))
+            if who.may_command:
+                button.button("Remove", key=f"note-{note.note_id}", on_click=_remove_note, args=(note,))
+        if not who.may_command:
+            st.caption(layout.LOOK_ONLY)
+            return
+        at = board.at_step(st.query_params)
+        step = st.text_input("Step", str(run.last_step or 0) if at is None else str(at), key=f"note-step-{at}")
+        st.text_area("Note", key=NOTE_TEXT, max_chars=2000, placeholder="visible to everyone, and in the report")
+        layout.signature()
+        st.button("Add note", type="primary", key="note-add", on_click=_add_note, args=(run_id, step))
+
+
+def _add_note(run_id: str, step: str) -> None:
+    text = str(st.session_state.get(NOTE_TEXT) or "")
+    try:
+        if not step.strip().lstrip("-").isdecimal():
+            raise ConfigError(f"a note is at a step, a whole number, got {step!r}")
+        incident_acts.note_at_step(queries.store(), run_id, int(step), by=layout.principal(), text=text)
+    except RLWatchError as error:
+        st.toast(f"Not saved: {fmt.shorten(str(error), 200)}", icon=":material/error:")
+        return
+    st.session_state[NOTE_TEXT] = ""
+    st.toast(f"Note added at step {fmt.step(int(step))}", icon=":material/check:")
+
+
+def _remove_note(note: StepNote) -> None:
+    try:
+        incident_acts.remove_note_at_step(queries.store(), note, by=layout.principal())
+    except RLWatchError as error:
+        st.toast(f"Not removed: {fmt.shorten(str(error), 200)}", icon=":material/error:")
 
 
 def _buttons(run: RunInfo, *, paused: bool) -> None:

@@ -30,6 +30,7 @@ from rlwatch.records import (
 )
 from rlwatch.redaction import recordable
 from rlwatch.rollouts import Row, best_and_worst, completion_rows, flags, reward_parts
+from rlwatch.step_notes import StepNote, step_notes
 from rlwatch.view import shed_lines, view_of_run
 from rlwatch.wording import cell, cut, moment, number, one_line, percent, step, words
 
@@ -290,9 +291,10 @@ def timeline(
     commands: Sequence[Command],
     *,
     recoveries: Sequence[Finding] = (),
+    notes: Sequence[StepNote] = (),
 ) -> tuple[TimelineEntry, ...]:
-    """Return the timeline of a run in order of step: findings, alarms, recoveries from critical findings, events and
-    commands.
+    """Return the timeline of a run in order of step: findings, alarms, recoveries from critical findings, events,
+    commands and notes.
 
     The findings behind the likeliest cause are numbered.
 
@@ -304,6 +306,8 @@ def timeline(
         Records of the run.
     recoveries
         Findings that eased or ended.
+    notes
+        Notes of users.
     """
     signs = [e for e in diagnosis.causes[0].evidence if e.severity is not None] if diagnosis.causes else []
     numbered = [
@@ -324,7 +328,8 @@ def timeline(
     better = [
         TimelineEntry(f.step, f"{words(f.kind)}: {f.message}") for f in recoveries if (f.detector, f.kind) in critical
     ]
-    rest = [*alarms, *better, *filter(None, map(_happened, events)), *ordered, *others]
+    written = [TimelineEntry(note.step, f"note by {note.by}: {note.text}") for note in notes]
+    rest = [*written, *alarms, *better, *filter(None, map(_happened, events)), *ordered, *others]
     kept = [*numbered, *sorted(rest, key=_order)[: MOST_MOMENTS - len(numbered)]]
     return tuple(
         TimelineEntry(m.step, cut(m.text, LONGEST_MOMENT), m.level, m.number) for m in sorted(kept, key=_order)
@@ -389,8 +394,9 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
     view = view_of_run(store, run)
     series = store.series(run_id, metrics_to_draw(names, run.source, view.findings))
     rows = timeline(
-        view.explanation, view.findings, view.alerts, view.events, view.commands, recoveries=view.recoveries
-    )
+        view.explanation, view.findings, view.alerts, view.events, view.commands, recoveries=view.recoveries,
+        notes=step_notes(store, run_id),
+    )  # fmt: skip
     return RunSummary(
         title=run.name or run.run_id,
         status=status or run.state.value,
