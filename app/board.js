@@ -3,6 +3,7 @@
 import uPlot from "./uplot.js";
 import STYLE from "./style.js";
 import { AXES, change, listen, now, tell } from "./look.js";
+import { choices, moved } from "./arrange.js";
 import { interpolated, smoothed, spacing } from "./curves.js";
 import { appended, follow } from "./live.js";
 import { overlaid } from "./overlay.js";
@@ -105,7 +106,7 @@ class Chart {
   draw(panel, last) {
     this.pending = undefined;
     unpacked(panel);
-    const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill, line.dots, !line.low]), panel.log, last, this.height, panel.cells?.names, panel.shades?.ticks, this.board.data.ink, this.board.data.axis]);
+    const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill, line.dots, !line.low]), panel.log, last, this.height, panel.cells?.names, panel.shades?.ticks, panel.right?.log, panel.right?.colour, this.board.data.ink, this.board.data.axis]);
     this.panel = panel;
     const tables = panel.cells ? [[panel.cells.starts, panel.cells.starts.map(() => null)]] : panel.lines.map((line) => (line.low ? [line.x, line.y, line.high, line.low] : [line.x, line.y]));
     // A place that another line has and this one has not is passed over (undefined); null is a break.
@@ -126,17 +127,19 @@ class Chart {
     this.plot.batch(() => {
       this.plot.setScale("x", { min, max });
       this.plot.setScale("y", { min: low, max: high });
+      if (this.panel.right) this.plot.setScale("right", { min: this.panel.right.range[0], max: this.panel.right.range[1] });
     });
   }
 
   // Lines as the library draws them: behind one with a shaded area its two ends, which are not drawn themselves.
   series() {
-    const unseen = { width: 0, points: { show: false } };
+    const unseen = { width: 0, points: { show: false } }, side = (line) => (line.right ? { scale: "right" } : {});
     return this.panel.lines.flatMap((line) => [
       {
         stroke: dimmed(line.colour, line.alpha ?? 1),
         width: line.dots ? 0 : line.width ?? 1.5,
         dash: line.dash,
+        ...side(line),
         fill: line.fill,
         spanGaps: false,
         points: { show: Boolean(line.dots) || line.x.length <= 2, size: line.dots || 5, stroke: line.colour, fill: line.colour },
@@ -190,10 +193,12 @@ class Chart {
       scales: {
         x: { time: false, auto: false, range: (u, min, max) => [min, max] },
         y: { auto: false, dir: names ? -1 : 1, distr: panel.log === 2 ? 4 : panel.log ? 3 : 1, range: (u, min, max) => [min, max] },
+        ...(panel.right && { right: { auto: false, distr: panel.right.log === 2 ? 4 : panel.right.log ? 3 : 1, range: (u, min, max) => [min, max] } }),
       },
       axes: [
         { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks) => ticks.map((tick) => (board.data.origin === "0" ? "" : "+") + number(tick, 4)), space: 70 },
-        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, digits(ticks, step)))), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)) },
+        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, digits(ticks, step)))), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)), ...(panel.right && { stroke: panel.lines[0].colour }) },
+        ...(panel.right ? [{ ...axis, scale: "right", side: 1, stroke: panel.right.colour, size: AXIS_PX, space: 30, grid: { show: false }, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, digits(ticks, step)))) }] : []),
       ],
       series: [{}, ...(names ? [{ show: false }] : this.series())],
       bands: names ? [] : this.areas(),
@@ -458,17 +463,17 @@ class Board {
     this.unfollow?.();
     this.unfollow = undefined;
     if (!looks?.live || !looks.api || this.given.axis !== "step") return;
-    const panels = () => [...(this.given.strip ?? []), ...(this.given.sections ?? []).flatMap((section) => section.panels)];
+    const panels = () => everyPanel(this.given);
     let after = looks.after;
     this.unfollow = follow(looks.api, {
-      names: () => panels().filter((panel) => panel.ends).map((panel) => panel.name),
+      names: () => panels().filter((panel) => panel.ends && !panel.made).map((panel) => panel.name),
       after: () => after,
       take: (reply) => {
         if (reply.attempt !== looks.attempt) return void this.ask({ kind: "anew" });
         const { given } = this, origin = BigInt(given.origin ?? "0"), last = Number(BigInt(reply.last_step ?? given.origin) - origin);
         if (reply.all) after = String(reply.next);
         let grew = false;
-        for (const panel of panels()) grew = appended(unpacked(panel), reply, origin, (value) => number(value, 4)) || grew;
+        for (const panel of panels()) grew = appended(unpacked(panel), reply, origin, (value) => number(value, 3)) || grew;
         if (!grew) return;
         if (given.window[1] >= given.whole[1]) given.window = [given.window[0], Math.max(last, given.window[1])];
         given.whole = [given.whole[0], Math.max(last, given.whole[1])];
@@ -502,9 +507,9 @@ class Board {
 
   // Thinned lines are smoothed here at once and by the server, from every row, as soon as it answers.
   exact({ smooth, clip }) {
-    const { looks, window, strip, sections } = this.given;
+    const { looks, window } = this.given;
     if (!looks.api) return undefined;
-    const names = [...(strip ?? []), ...(sections ?? []).flatMap(({ panels }) => panels)].filter(thinned).map(({ name }) => name);
+    const names = everyPanel(this.given).filter(thinned).map(({ name }) => name);
     const key = JSON.stringify([smooth, clip, window[0], [...new Set(names)].sort()]), how = `${smooth} ${clip}`;
     if (!names.length || this.exactly?.key === key) return this.exactly?.curves;
     this.exactly = { key, how, at: Date.now(), curves: this.exactly?.how === how ? this.exactly.curves : undefined };
@@ -670,8 +675,9 @@ class Board {
       const folds = this.folds(section), open = !folds || this.opened.has(section.key);
       this.heading(node, section, folds, open);
       const grid = node.querySelector(".grid");
-      node.style.setProperty("--columns", Math.min(Math.max(section.panels.length, 1), 3));
-      node.style.setProperty("--span", section.span || Math.min(Math.max(section.panels.length, 1), 3));
+      const wide = section.panels.reduce((sum, panel) => sum + (panel.columns ?? 1), 0);
+      node.style.setProperty("--columns", Math.min(Math.max(wide, 1), 3));
+      node.style.setProperty("--span", section.span || Math.min(Math.max(wide, 1), 3));
       if (open) for (const panel of section.panels) this.drawPanel(section, panel, grid, kept);
       const foot = node.querySelector(".foot");
       foot.replaceChildren();
@@ -695,15 +701,18 @@ class Board {
       words.append(el("span", "title"), el("span", "sub"));
       node.tabIndex = -1;
       acts.append(button("menu", "⋯", "", () => this.menu(node)));
-      if (this.data.pins && !panel.cells) acts.append(button("pin", "", "", () => this.ask({ kind: "pin", name: node.dataset.metric })));
+      if (this.data.pins && !panel.cells) acts.append(button("pin", "", "", () => this.ask({ kind: "pin", name: node.dataset.pin || node.dataset.metric })));
       head.append(words, acts);
       node.append(head, el("div", "chart"), el("div", "legend"));
       return node;
     };
-    const { node, chart } = this.holder(`${section.key}-${panel.name}`, panel.height, false, grid, make, kept);
+    const { node, chart } = this.holder(`${section.key}-${panel.pin ?? panel.name}`, panel.height, false, grid, make, kept);
     chart.height = panel.height;
     grid.append(node);
     node.dataset.metric = panel.name;
+    if (panel.pin && !node.dataset.pin) this.movable(node);
+    if (panel.pin) node.dataset.pin = panel.pin;
+    node.style.gridColumn = panel.columns > 1 ? `span min(${panel.columns}, var(--columns))` : "";
     node.dataset.drawn = [...new Set(panel.lines.map((line) => line.place))].join(" ");
     node.querySelector(".title").textContent = panel.title;
     node.querySelector(".words").title = [panel.title, panel.about].filter(Boolean).join(": ");
@@ -718,7 +727,7 @@ class Board {
       pin.setAttribute("aria-label", label);
       pin.setAttribute("aria-pressed", String(Boolean(panel.pinned)));
     }
-    const legend = node.querySelector(".legend"), named = this.data.look?.legend ? panel.lines.filter((line) => !line.mute || line.name) : [];
+    const legend = node.querySelector(".legend"), named = this.data.look?.legend || panel.right ? panel.lines.filter((line) => !line.mute || line.name) : [];
     legend.replaceChildren(...named.map((line) => {
       const entry = el("span", ""), swatch = el("span", "swatch");
       swatch.style.background = line.colour;
@@ -835,9 +844,10 @@ class Board {
     const put = (label, act) => list.append(button("act", label, "", () => { shut(); act(); }));
     put(this.full ? "Leave full screen" : "Full screen", () => this.fill(node));
     put("Save as PNG", () => savePicture(chart.plot, panel, ink, words));
+    for (const [label, pins] of panel.pin ? choices(this.data.pins, panel.pin) : []) put(label, () => this.ask({ kind: "arrange", names: pins }));
     if (!panel.cells && !panel.shades) {
       put("Save as SVG", () => saveDrawing(chart.plot, panel, ink, words));
-      const api = this.given.looks?.api, rows = api && panel.ends;
+      const api = this.given.looks?.api, rows = api && panel.ends && !panel.made;
       const steps = this.steps([low, high]).map((step) => String(BigInt(origin) + BigInt(Math.round(step))));
       put("Save as CSV", () => (rows ? saveRows(api, panel, steps).catch(() => saveDrawn(panel, this.data.axis, [low, high], origin)) : saveDrawn(panel, this.data.axis, [low, high], origin)));
     }
@@ -849,6 +859,23 @@ class Board {
     list.addEventListener("focusout", (event) => !list.contains(event.relatedTarget) && shut());
     node.append(list);
     list.firstChild.focus();
+  }
+
+  // A pinned chart is dragged by its head to the place of another.
+  movable(node) {
+    const head = node.querySelector("figcaption"), pins = () => this.data.pins ?? [];
+    head.draggable = true;
+    head.addEventListener("dragstart", (event) => { this.carried = node.dataset.pin; event.dataTransfer.effectAllowed = "move"; event.dataTransfer.setData("text/plain", node.dataset.pin); });
+    head.addEventListener("dragend", () => { this.carried = undefined; });
+    const over = (event) => { if (this.carried !== undefined && this.carried !== node.dataset.pin) event.preventDefault(); };
+    node.addEventListener("dragenter", over);
+    node.addEventListener("dragover", over);
+    node.addEventListener("drop", (event) => {
+      const from = pins().indexOf(this.carried), to = pins().indexOf(node.dataset.pin);
+      if (from < 0 || to < 0) return;
+      event.preventDefault();
+      this.ask({ kind: "arrange", names: moved(pins(), from, to) });
+    });
   }
 
   // One chart over the whole screen, drawn in its size.
@@ -1037,8 +1064,26 @@ function rulersAgain(looks) {
 }
 
 // Whether a line may hold fewer points than there are rows: the server draws two of each stretch at most.
-function thinned(panel, looks) {
-  return Boolean(panel.ends) && panel.lines[0]?.y?.length > 240;
+function thinned(panel) {
+  return Boolean(panel.ends) && !panel.made && panel.lines[0]?.y?.length > 240;
+}
+
+// All charts as the server sent them; two in one are two.
+function everyPanel(given) {
+  return [...(given.strip ?? []), ...(given.sections ?? []).flatMap((section) => section.panels)].flatMap((panel) => panel.pair ?? [panel]);
+}
+
+// Two metrics on one chart: the second has its axis on the right.
+const SECOND = { light: "#B34700", dark: "#F0824A" };
+
+function paired(panel, [left, right], ink) {
+  const colour = parseInt(ink.text.slice(1, 3), 16) > 127 ? SECOND.dark : SECOND.light;
+  const own = (one, more) => one.lines.map((line) => ({ ...line, ...more, name: line.name === "smoothed" ? `${one.title}, smoothed` : line.mute ? line.name : one.title }));
+  const bad = [left, right].flatMap((one) => one.bad.map(([x, word]) => [x, word, one.title]));
+  return {
+    ...panel, lines: [...own(left, {}), ...own(right, { colour, right: true })], range: left.range, log: left.log, beyond: left.beyond, bad, band: null, rules: [],
+    scale: [left.scale, right.scale].filter(Boolean).join(", "), right: { range: right.range, log: right.log, colour },
+  };
 }
 
 const SCALES = ["", "log scale", "log scale, both ways"];
@@ -1051,6 +1096,7 @@ function looked(given, look, exact) {
   const at = axis === given.axis ? (x) => x : ruler ? (x) => interpolated(ruler.steps, ruler.places, step(x)) : (x) => Math.round(step(x));
   const curves = look.smooth === "off" ? undefined : exact(look);
   const panelOf = (panel) => {
+    if (panel.pair) return paired(panel, panel.pair.map(panelOf), given.ink);
     const lines = unpacked(panel).lines, [first, ...others] = lines;
     if (given.legend && first) {
       const made = overlaid(panel, look, given.looks, given.legend[Number(look.base)]?.name ?? ""), [low, high] = made.range;

@@ -90,7 +90,9 @@ class BoardChart:
     """One chart. ``name`` identifies it; ``rules`` are horizontal lines with their labels.
 
     ``ends``: range and scale of its axis for each look (linear or logarithmic, each with outliers cut and not), where
-    the browser chooses; ``usual``: the range beyond which values are outliers.
+    the browser chooses; ``usual``: the range beyond which values are outliers. ``pin``: the text of a pinned chart
+    (``layouts.py``), ``columns`` wide; ``pair``: two charts in one; ``made``: from other metrics, so the browser cannot
+    fetch its rows.
     """
 
     name: str
@@ -111,6 +113,10 @@ class BoardChart:
     height: int = 150
     ends: Sequence[tuple[float, float, int]] = ()
     usual: tuple[float, float] | None = None
+    pin: str = ""
+    columns: int = 1
+    pair: Sequence[BoardChart] = ()
+    made: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +251,7 @@ class Board:
             "range": [_digits(low), _digits(high)],
             "band": None if panel.band is None else [_digits(end) for end in panel.band],
             "rules": [[_digits(level), words] for level, words in panel.rules],
-            "last": None if panel.last is None else f"{number(panel.last, 4)}{panel.unit}",
+            "last": None if panel.last is None else f"{number(panel.last)}{panel.unit}",
             **({"unit": panel.unit} if panel.unit else {}),
             "lastBad": panel.last is not None and not math.isfinite(panel.last),
             "bad": [[_digits(float(self.place.of(at))), word, name] for at, word, name in dict.fromkeys(bad)],
@@ -258,6 +264,9 @@ class Board:
                 else {}
             ),
             **({} if panel.usual is None else {"usual": [_digits(end) for end in panel.usual]}),
+            **({"pin": panel.pin, "columns": panel.columns} if panel.pin else {}),
+            **({"pair": [self._panel(one) for one in panel.pair]} if panel.pair else {}),
+            **({"made": True} if panel.made else {}),
             **({} if panel.cells is None else {"cells": self._cells(panel.cells)}),
             **({} if panel.shades is None else {"shades": self._shades(panel.shades)}),
         }

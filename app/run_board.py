@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
-import uuid
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,20 +12,19 @@ import streamlit as st
 
 from rlwatch.errors import RLWatchError
 from rlwatch.forecast.forecast import FORECAST
-from rlwatch.ports import Store
-from rlwatch.records import AuditEntry, Finding, RunInfo, RunState
+from rlwatch.ports import Series
+from rlwatch.records import Finding, RunInfo, RunState
 
-from . import board, charts, health, layout, queries, run_charts, run_forecast, run_history, smoothing
+from . import board, charts, health, layout, pinned, queries, run_charts, run_forecast, run_history, smoothing
 from . import format as fmt
 from .board import AT, Board, lines_of
 from .layout import GoToTokens
 from .marks import ChartMark, marks_of_run
 from .overlays import AS_USUAL, Scales
 from .page_script import base_path
-from .principal import Principal
-from .queries import Outline, store, store_url
+from .queries import Outline
 from .run_charts import MetricChart, MetricSection, all_panels, found_by, sections, unchanging_words
-from .thinning import Branches
+from .thinning import Branches, branches
 
 STRIP = (
     ("risk", ("forecast/risk",)),
@@ -82,7 +78,7 @@ class BoardOptions:
 def chosen_pins(project: str) -> tuple[str, ...]:
     """Return the starred metrics in the address, which may be an empty list, else those of the project."""
     given = st.query_params.get_all(PIN)
-    return tuple(dict.fromkeys(filter(None, given))) if given else pins_of(project)
+    return tuple(dict.fromkeys(filter(None, given))) if given else pinned.pins_of(project)
 
 
 def live() -> bool:
@@ -121,7 +117,10 @@ def on_ask(asked: Mapping[str, Any], run_id: str, axis: str) -> None:
     elif kind == "more":
         _set_all(address, MORE, _turned(address.get_all(MORE), str(asked.get("section"))))
     elif kind == "pin":
-        _pin(queries.run(run_id).project, str(asked.get("name")))
+        project = queries.run(run_id).project
+        keep(project, _turned(chosen_pins(project), str(asked.get("name"))))
+    elif kind == "arrange":
+        keep(queries.run(run_id).project, [str(name) for name in asked.get("names", ())])
     elif kind == "go":
         st.session_state[LEAVE] = int(asked["step"])
 
@@ -131,14 +130,14 @@ def _turned(names: Sequence[str], name: str) -> list[str]:
     return [one for one in names if one != name] if name in names else [*names, name]
 
 
-def _pin(project: str, name: str) -> None:
-    """Star a metric or remove its star: in the address, and for all users if this one may make changes."""
-    names, who = _turned(chosen_pins(project), name), layout.principal()
-    st.query_params[PIN] = names or [""]
+def keep(project: str, names: Sequence[str]) -> None:
+    """Pin these charts: in the address, and for all users if this one may make changes."""
+    who = layout.principal()
+    st.query_params[PIN] = list(names) or [""]
     if not who.may_command:
         return
     try:
-        keep_pins(queries.store(), project, names, who)
+        pinned.keep_pins(queries.store(), project, names, who)
     except RLWatchError as error:
         st.toast(f"Pinned in this URL only: {fmt.shorten(str(error), 200)}")
 
@@ -194,15 +193,15 @@ class Drawing:
     findings: Sequence[Finding]
     last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
-    def chart(self, panel: MetricChart, lines: Branches, family: str) -> board.BoardChart:
-        """Return one metric as a chart."""
+    def chart(self, panel: MetricChart, lines: Branches, family: str, rows: Series | None = None) -> board.BoardChart:
+        """Return one metric as a chart; ``rows``: those of a metric that the store does not have."""
         every = self.look.scales.every_axis([lines.current.values], panel.limits)
         ends, scale = every[2 * self.look.scales.log + (not self.look.scales.clip)]
         level = health.baselines(self.findings).get(panel.canonical or panel.name)
         return board.BoardChart(
             name=panel.name,
             title=panel.title,
-            lines=lines_of(lines, layout.ink(), self.smooth(panel.name)),
+            lines=lines_of(lines, layout.ink(), self.smooth(panel.name, rows)),
             range=ends,
             sub=panel.subtitle(self.run.source),
             about=panel.about,
@@ -215,12 +214,12 @@ class Drawing:
             usual=board.usual_range(lines.current.values),
         )
 
-    def smooth(self, name: str) -> Any:
+    def smooth(self, name: str, rows: Series | None = None) -> Any:
         """Return the metric smoothed, or None if smoothing is off."""
         scales = self.look.scales
         if not scales.smooths:
             return None
-        one = queries.whole(self.run, (name,))[name]
+        one = queries.whole(self.run, (name,))[name] if rows is None else rows
         return smoothing.smooth_curve(one, self.outline.starts, self.window, scales.smooth, clip=scales.clip)
 
 
@@ -286,20 +285,55 @@ def _titled(
 
 def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[MetricChart]) -> list[board.ChartSection]:
     """Return the sections: pinned charts, then the search results or the families."""
-    look, run, by_name = drawing.look, drawing.run, _by_name(panels)
-    pinned = [by_name.get(name, MetricChart(name)) for name in look.pins if name in names]
-    found: list[Planned] = [(board.ChartSection("pinned", "Pinned", ()), pinned)] if pinned else []
+    look, run = drawing.look, drawing.run
+    arranged = _arranged(drawing, names, _by_name(panels))
     if look.wanted.strip():
         hits = found_by(names, panels, look.wanted)
         title = f"{len(hits)} of {len(names)} metrics match" if hits else f"None of {len(names)} metrics matches"
         rest = f"and {len(hits) - MOST_FOUND} more: refine the search" if len(hits) > MOST_FOUND else ""
-        return _drawn(drawing, [*found, (board.ChartSection("found", title, (), rest), hits[:MOST_FOUND])])
+        return [*arranged, *_drawn(drawing, [(board.ChartSection("found", title, (), rest), hits[:MOST_FOUND])])]
     suspects = {finding.metric for finding in drawing.findings}
     families = [_family(look, one) for one in sections(panels, queries.extents(run), run.source, suspects)]
-    drawn = _drawn(drawing, [*found, *families])
+    drawn = _drawn(drawing, families)
     forecast = run_forecast.forecast_section(run, drawing.window, layout.ink())
     layers = run_charts.layer_section(run, drawing.window)
-    return list(filter(None, [*drawn[: len(found)], forecast, *drawn[len(found) :], layers]))
+    return list(filter(None, [*arranged, forecast, *drawn, layers]))
+
+
+def _arranged(drawing: Drawing, names: Sequence[str], by_name: Mapping[str, MetricChart]) -> list[board.ChartSection]:
+    """Return the section of the pinned charts, if there are any, in their order and sizes."""
+    read = [pinned.PinnedChart.parse(pin, set(names)) for pin in drawing.look.pins]
+    shown = [one for one in read if one is not None]
+    if not shown:
+        return []
+    wanted = sorted({name for one in shown for name in one.metrics})
+    lines = queries.traces(drawing.run, drawing.window, wanted)
+    made = []
+    for one in shown:
+        metrics = [by_name.get(name, MetricChart(name)) for name in one.metrics]
+        if one.ratio:
+            chart = _ratio(drawing, metrics)
+        else:
+            charts_of = [drawing.chart(metric, lines[metric.name], "pinned") for metric in metrics]
+            chart = charts_of[0] if len(charts_of) == 1 else _together(charts_of)
+        made.append(replace(chart, pin=one.pin, columns=one.span, pinned=True))
+    span = min(3, sum(chart.columns for chart in made))
+    return [board.ChartSection("pinned", "Pinned", made, span=span)]
+
+
+def _together(both: Sequence[board.BoardChart]) -> board.BoardChart:
+    """Return one chart of two metrics, each on an axis of its own."""
+    title = " and ".join(chart.title for chart in both)
+    return board.BoardChart(title, title, both[0].lines, both[0].range, pair=both)
+
+
+def _ratio(drawing: Drawing, metrics: Sequence[MetricChart]) -> board.BoardChart:
+    """Return the chart of a ratio, from all rows of both metrics."""
+    title = pinned.DIVIDED.join(metric.title for metric in metrics)
+    read = queries.whole(drawing.run, tuple(metric.name for metric in metrics))
+    one = pinned.ratio(title, *(read[metric.name] for metric in metrics))
+    curves = branches(one, dict(drawing.outline.starts), drawing.window, queries.BUCKETS)
+    return replace(drawing.chart(MetricChart(title), curves, "pinned", one), made=True)
 
 
 def _by_name(panels: Sequence[MetricChart]) -> dict[str, MetricChart]:
@@ -347,7 +381,8 @@ def _drawn_of(run: RunInfo) -> tuple[object, ...]:
     read = (queries.findings, queries.events, queries.commands, queries.notes)
     counts = tuple(len(of(run.run_id)) for of in read)
     fired = tuple(sorted((alert.alert_id, alert.state.value) for alert in queries.alerts(run.run_id)))
-    grown = int(np.log(max(last, 100)) / np.log1p(1 / LONGER))
+    divided = any(pinned.DIVIDED in pin for pin in chosen_pins(run.project))
+    grown = last if divided else int(np.log(max(last, 100)) / np.log1p(1 / LONGER))
     return (run.run_id, run.attempt, run.state.value, len(queries.metric_names(run)), grown, counts, fired)
 
 
@@ -434,41 +469,3 @@ def _boards(drawing: Drawing, place: board.StepAxis, names: Sequence[str], marke
     drawing = replace(drawing, look=replace(look, wanted=find()))
     below = Board(**common, sections=shown_sections(drawing, names, panels), pins=look.pins)
     board.show(below, "board-all", ask)
-
-
-# Starred metrics of a project, kept in the store for later runs and all users.
-
-PINS_ACT = "pins"
-"""Action of an audit entry whose text holds project and names; the newest entry of a project counts."""
-MOST_PINS = 24
-PINS_SEEN_S = 5.0
-"""Seconds until another user's stars are visible."""
-
-
-def pins_of(project: str) -> tuple[str, ...]:
-    """Return the starred metrics of a project; empty if there are none or they cannot be read."""
-    try:
-        return _pins(store_url()).get(project, ())
-    except RLWatchError:
-        return ()
-
-
-@st.cache_data(show_spinner=False, ttl=PINS_SEEN_S, max_entries=4)
-def _pins(url: str) -> dict[str, tuple[str, ...]]:  # noqa: ARG001  (the key)
-    found = {}
-    for entry in store().audit():
-        if entry.act == PINS_ACT:
-            content = json.loads(entry.text)
-            found[content["project"]] = tuple(content["names"])
-    return found
-
-
-def keep_pins(place: Store, project: str, names: Sequence[str], by: Principal) -> None:
-    """Star these metrics of a project, for all users.
-
-    Raises ``NotPermittedError`` unless ``by`` is an operator, and ``StoreError``.
-    """
-    by.require_command()
-    text = json.dumps({"project": project, "names": list(names)[:MOST_PINS]})
-    place.put_entry(AuditEntry(uuid.uuid4().hex, time.time(), by.name, PINS_ACT, text))
-    _pins.clear()

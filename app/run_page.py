@@ -24,6 +24,7 @@ from . import (
     commands,
     incident_acts,
     layout,
+    pinned,
     queries,
     rollouts_page,
     run_about,
@@ -349,15 +350,58 @@ def _controls(run: RunInfo) -> None:
             disabled=run.state is not RunState.RUNNING,
             width="content",
         )
+        with st.popover("Layouts", icon=":material/dashboard:", width="content"):
+            st.fragment(show_layouts)(run.project)
         with st.popover("Notes", icon=":material/edit_note:", width="content"):
             st.fragment(show_notes)(run.run_id)
 
 
-NOTE_TEXT = "note-text"
+LAYOUT_NAME = "layout-name"
+
+
+def show_layouts(project: str) -> None:
+    """Draw the named layouts of the project, and the form that saves the pinned charts as one."""
+    with layout.readable("The layouts"):
+        who, kept = layout.principal(), pinned.layouts_of(project)
+        if not kept:
+            st.caption("No layout saved for this project. Pin charts (☆), arrange them (⋯), and save them.")
+        for name, pins in kept.items():
+            use, remove = st.columns([8, 3], vertical_alignment="center")
+            label = f"{name} · {fmt.plural(len(pins), 'chart')}"
+            if use.button(label, key=f"layout-{name}", width="stretch"):
+                run_board.keep(project, pins)
+                st.rerun()
+            if who.may_command:
+                remove.button("Remove", key=f"layout-remove-{name}", on_click=_keep_layout, args=(project, name, ()))
+        if not who.may_command:
+            st.caption(layout.LOOK_ONLY)
+            return
+        name = st.text_input("Name", key=LAYOUT_NAME, max_chars=pinned.LONGEST_NAME)
+        pins = run_board.chosen_pins(project)
+        st.button(
+            "Save the pinned charts",
+            key="layout-save",
+            on_click=_keep_layout,
+            args=(project, name, pins),
+            disabled=not pins,
+            help=None if pins else "No chart is pinned",
+        )
+
+
+def _keep_layout(project: str, name: str, pins: Sequence[str]) -> None:
+    try:
+        pinned.keep_layout(queries.store(), project, name, pins, layout.principal())
+    except RLWatchError as error:
+        st.toast(f"Not saved: {fmt.shorten(str(error), 200)}", icon=":material/error:")
+
+
+NOTE_TEXT, WRITTEN = "note-text", "note-written"
 
 
 def show_notes(run_id: str) -> None:
     """Draw the notes at steps of the run, and the form for one more: at the step that was clicked, else the last."""
+    if st.session_state.pop(WRITTEN, False):
+        st.rerun()  # the charts show it, too
     with layout.readable("The notes"):
         run, who = queries.run(run_id), layout.principal()
         for note in queries.notes(run_id):
@@ -386,13 +430,14 @@ def _add_note(run_id: str, step: str) -> None:
     except RLWatchError as error:
         st.toast(f"Not saved: {fmt.shorten(str(error), 200)}", icon=":material/error:")
         return
-    st.session_state[NOTE_TEXT] = ""
+    st.session_state.update({NOTE_TEXT: "", WRITTEN: True})
     st.toast(f"Note added at step {fmt.step(int(step))}", icon=":material/check:")
 
 
 def _remove_note(note: StepNote) -> None:
     try:
         incident_acts.remove_note_at_step(queries.store(), note, by=layout.principal())
+        st.session_state[WRITTEN] = True
     except RLWatchError as error:
         st.toast(f"Not removed: {fmt.shorten(str(error), 200)}", icon=":material/error:")
 

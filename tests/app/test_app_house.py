@@ -52,6 +52,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
     assert rooms <= {
         "alerts",
         "state",
+        "step_notes",
         "analysis",
         "catalogue",
         "clock",
@@ -100,10 +101,10 @@ def test_nothing_turns_streamlits_guards_off():
 
 
 SCRIPTS = [
-    "board.js", "curves.js", "keys.js", "live.js", "look.js", "overlay.js", "page.js", "response.js", "save.js",
+    "arrange.js", "board.js", "curves.js", "keys.js", "live.js", "look.js", "overlay.js", "page.js", "response.js", "save.js",
     "shapes.js", "table.js",
 ]  # fmt: skip
-DRAWS_NOTHING = {"curves.js", "live.js", "look.js", "overlay.js", "page.js", "shapes.js"}
+DRAWS_NOTHING = {"arrange.js", "curves.js", "live.js", "look.js", "overlay.js", "page.js", "shapes.js"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -2,7 +2,7 @@
 
 import pytest
 from app_world import board, no_traceback, run_page, write_run
-from rlwatch_app import run_board
+from rlwatch_app.pinned import keep_pins
 from rlwatch_app.principal import NotPermittedError, Principal
 from streamlit.testing.v1 import AppTest
 
@@ -61,4 +61,4 @@ def test_the_stars_of_a_viewer_are_in_the_address_alone(store_dir, looks):
     assert star("run-1", "kl") == ["kl"]
     assert pinned(run_page("run-1")) == []
     with pytest.raises(NotPermittedError):
-        run_board.keep_pins(open_store(str(store_dir)), "math", ["kl"], Principal("bob", "viewer"))
+        keep_pins(open_store(str(store_dir)), "math", ["kl"], Principal("bob", "viewer"))

@@ -116,6 +116,29 @@ def test_a_metric_is_searched_for_and_pinned_for_the_next_run_of_the_project(sha
     expect(theirs.locator("figure").first).to_have_attribute("data-metric", "mine/odd13")
 
 
+def test_pinned_charts_are_combined_widened_dragged_and_kept(shared_app, page, shared_store):
+    """From the menu and by the mouse; a reload shows the same, and so does the next run of the project."""
+    for run in ("laid", "later"):
+        write(shared_store, run, steps=range(1, 101), metrics={"entropy": 1.0, "grad_norm": 2.0})
+    page.goto(f"{shared_app}/run?run=laid&live=false&pin=reward&pin=kl&pin=entropy")
+    first = page.locator("figure").first
+    expect(first).to_have_attribute("data-pin", "reward")
+    page.get_by_role("button", name="More of reward/mean").first.click()
+    page.get_by_role("button", name="On one chart with kl").click()
+    expect(first).to_have_attribute("data-pin", "reward + kl")
+    expect(first.locator(".legend")).to_contain_text("policy/kl_ref")
+    page.get_by_role("button", name="More of reward/mean and policy/kl_ref").click()
+    page.get_by_role("button", name="Wider").click()
+    expect(first).to_have_attribute("data-pin", "reward + kl @2")
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
+    page.locator("figcaption").nth(1).drag_to(first)
+    expect(first).to_have_attribute("data-pin", "entropy")
+    page.reload()
+    expect(first).to_have_attribute("data-pin", "entropy")
+    page.goto(f"{shared_app}/run?run=later&live=false")
+    expect(page.locator("figure").nth(1)).to_have_attribute("data-pin", "reward + kl @2")
+
+
 def test_marks_lead_to_what_they_mark_and_a_nan_is_told(shared_app, page, shared_store):
     """An alarm to its text, a spike to its tokens; the tooltip says NaN and Inf where they were."""
     alert = Alert("m1", "marked", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 150, 160,
