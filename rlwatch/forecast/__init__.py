@@ -1,4 +1,7 @@
-"""Forecasting: the probability that a run fails within the next steps, learnt from runs that did and did not fail."""
+"""Forecasts of training failures: the probability that a run fails within the next steps.
+
+The model behind it is learnt from runs that failed and runs that did not.
+"""
 
 from __future__ import annotations
 

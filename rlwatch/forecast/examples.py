@@ -1,4 +1,4 @@
-"""Rows of labelled runs as examples to learn from: features, how far the onset was, and folds to hold runs out by."""
+"""Training examples for a forecaster, one for each row of labelled runs: features, steps to the failure, and folds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ Row = tuple[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of many runs.
+    """Training examples for a forecaster, one for each logged row of many runs.
 
-    ``x``: features (n, features), float32, NaN where not measured; ``run``: place of the run in the table; ``step``;
-    ``ahead``: steps to the onset (inf where the run has none, <= 0 from the onset on); ``left``: steps to the end of
-    the run; ``static``: share of the way to the nearest limit; ``kind``: type of the run's onset, or "".
+    ``x``: features (n, features), float32, NaN where not measured; ``run``: index of the run in its table; ``step``: of
+    the row; ``ahead``: steps to the onset of the run's failure (inf for a run without one, <= 0 from the onset on);
+    ``left``: steps to the end of the run; ``static``: share of the way to the nearest limit; ``kind``: type of the
+    onset, or "".
     """
 
     x: npt.NDArray[np.float32]
@@ -45,20 +46,24 @@ class Examples:
         return len(self.step)
 
     def only(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Examples:
-        """Return the examples of some rows."""
+        """Return the examples selected by ``rows``, a mask or indices."""
         columns = ("x", "run", "step", "ahead", "left", "static", "kind")
         return Examples(**{name: getattr(self, name)[rows] for name in columns})
 
     def at_risk(self) -> Examples:
-        """Return the examples before the onset."""
+        """Return the examples before the onset of their run's failure, and all of runs without one."""
         return self.only(self.ahead > 0)
 
     def moved(self, places: Sequence[int]) -> Examples:
-        """Return the examples with the indices of their runs in a larger table."""
+        """Return the examples with run index ``i`` replaced by ``places[i]``, the index of the run in
+        a larger table.
+        """
         return replace(self, run=np.asarray(places, dtype=np.int64)[self.run])
 
     def without(self, signals: Iterable[str]) -> Examples:
-        """Return the examples as if the runs did not log these signals."""
+        """Return a copy of the examples in which the features of ``signals`` are NaN, as if the runs did not log these
+        signals.
+        """
         lost = set(signals)
         x = self.x.copy()
         x[:, [signal_of(feature) in lost for feature in FEATURES]] = math.nan
@@ -66,20 +71,22 @@ class Examples:
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
-    """Concatenate several sets of examples."""
+    """Concatenate several sets of examples into one."""
     columns = ("x", "run", "step", "ahead", "left", "static", "kind")
     return Examples(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
 
 
 @dataclass(frozen=True, slots=True)
 class LogCadence:
-    """The cadence of a trainer's log: one row every ``every`` steps, with their mean or (``last``) the last values."""
+    """Cadence of a trainer's log: one row every ``every`` steps, with their mean or (``last``) with the values of the
+    last step.
+    """
 
     every: int = 1
     last: bool = False
 
     def of(self, rows: list[Row]) -> list[Row]:
-        """Return the rows of a run that was logged at every step, as this trainer would have logged them."""
+        """Return ``rows``, which have every step of a run, thinned to the rows that a log of this cadence has."""
         if self.every == 1:
             return rows
         means, whole = coarse(rows, self.every), dict(rows)
@@ -99,20 +106,20 @@ def examples(
     jobs: int = 1,
     done: Callable[[], None] | None = None,
 ) -> Examples:
-    """Return the examples of every run of a table, made by the same code as for a live run.
+    """Return the training examples of every run of a table, computed by the code that also runs live.
 
     Parameters
     ----------
     table, labels
-        The runs, and when each of them failed.
+        The runs, and the step at which each of them failed.
     log
-        As if the trainer had logged so.
+        Cadence to thin the rows to first.
     noise
-        As if each step had been a small batch; the seed of the noise.
+        Seed of noise to add, as if each step had been a small batch; None adds none.
     hard
-        With ``noise``: as if the data had been harder at times, too.
+        With ``noise``: also simulate data that are harder at times.
     jobs
-        Processes.
+        Number of processes.
     done
         Called after each run, for a progress bar.
 
@@ -171,7 +178,9 @@ def _of_run(
 
 
 def coarse(rows: Sequence[Row], every: int) -> list[Row]:
-    """Return means over ``every`` steps, like a trainer with a coarser log; NaN where one of them was NaN."""
+    """Return the means of ``rows`` over each ``every`` steps, like a coarser log; NaN if one of the averaged values is
+    NaN.
+    """
     found: list[Row] = []
     for _, group in groupby(rows, key=lambda row: row[0] // every):
         part = list(group)
@@ -191,24 +200,26 @@ def _mean(values: Sequence[float]) -> float:
 # ten, and nothing is wrong. A model that has only seen quiet logs takes that for trouble.
 
 LEAST, MOST = 4, 32
-"""Responses in a step."""
+"""Fewest and most responses in a simulated small batch."""
 SCATTER = 1.2
-"""Log standard deviation of one response's KL, gradient norm and the like."""
+"""Standard deviation of the logarithm of one response's KL, gradient norm and other positive metrics."""
 TAIL = 4.0
-"""Degrees of freedom: some rows are far off."""
+"""Degrees of freedom of the simulated noise, few enough that some rows lie far off."""
 SWAY, APART = 0.5, 60
-"""How much the noise itself comes and goes (log standard deviation), and in how many rows."""
+"""Standard deviation of the logarithm of the noise's size, which varies over the run, and the rows over which it
+varies.
+"""
 FULL = 48
-"""Responses in a step of the runs that the noise is added to."""
+"""Responses in a step of the runs that noise is added to."""
 _BY_METRIC: dict[str, Signal] = {name: signal for signal in SIGNALS for name in signal.metrics}
 
 
 def noisy(rows: Iterable[Row], seed: int) -> list[Row]:
-    """Add the noise of a batch of 4 to 32 responses to rows; NaN and infinities are kept.
+    """Add the noise of a batch of 4 to 32 responses to ``rows``; NaN and infinities are kept.
 
-    Means scatter as those of so few responses do, beyond what they scatter already; lengths and entropies, which
-    responses share, by a quarter of that. How much they do comes and goes: a task that is learnt, or prompts that get
-    harder, spread the responses of a group in another way than those of the first steps.
+    Means scatter as those of so few responses do, beyond their present scatter; lengths and entropies, which responses
+    share, by a quarter of that. The size of the noise varies over the run, since a task that is learnt, or prompts that
+    get harder, change the spread of responses.
     """
     draw = np.random.default_rng(seed)
     count = int(np.exp(draw.uniform(math.log(LEAST), math.log(MOST))))
@@ -259,12 +270,13 @@ class _Batch:
 # failures do that, so a model that has seen no other takes hard data for one.
 
 MEMORIES, HARDNESS = (1.0, 3.0, 10.0), (0.3, 0.6, 1.2)
-"""Rows after which hard data are others, and how far they move the mean reward, in spreads of the rewards; drawn run by
-run."""
+"""Rows over which simulated hardness of the data persists, and its effect on the mean reward in spreads of the
+rewards; one of each is drawn for a run.
+"""
 ODDLY_HARD = 4.0
-"""Degrees of freedom of the hardness: some data are far harder than most."""
+"""Degrees of freedom of the simulated hardness, few enough that some data are far harder than most."""
 MOVED, MOST_MOVED = 0.35, 2.0
-"""Logarithm by which a spread of hardness moves what is positive, at most, and the largest such move."""
+"""Most that one spread of hardness changes the logarithm of a positive metric, and the largest such change allowed."""
 _WITH_HARDNESS: dict[str, float] = {
     **dict.fromkeys(("entropy", "entropy_pos", "entropy_neg", "entropy_p10", "entropy_p90", "length", "cut_off"), 1.0),
     **dict.fromkeys(("mismatch_gap", "mismatch_tail", "kl_old"), 1.0),
@@ -277,7 +289,7 @@ _WITH_HARDNESS: dict[str, float] = {
 
 
 def hard_at_times(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Simulate harder and easier data in rows; NaN and infinities are kept."""
+    """Return ``rows`` changed as if the data were harder or easier at times; NaN and infinities are kept."""
     draw = np.random.default_rng(seed + 777_777)  # other draws than those of the noise
     keep, size = 1.0 - 1.0 / float(draw.choice(MEMORIES)), float(draw.choice(HARDNESS))
     with_it = {name: most * float(draw.uniform()) for name, most in _WITH_HARDNESS.items()}
@@ -313,7 +325,9 @@ def _harder(signal: Signal, value: float, by: float, reward: float) -> float:
 
 
 class Split(StrEnum):
-    """Ways to deal runs into folds: ``RUN`` by run (recipes are known), ``RECIPE`` and ``FAMILY`` whole, ``NONE``."""
+    """Ways to divide runs into folds: ``RUN`` run by run, ``RECIPE`` and ``FAMILY`` keeping each of these whole,
+    ``NONE``.
+    """
 
     RUN = "run"
     RECIPE = "recipe"
@@ -322,11 +336,11 @@ class Split(StrEnum):
 
 
 def folds_of(table: RunTable, split: Split | str = Split.RUN, count: int = 5) -> Ints:
-    """Return the fold of each run (0 to ``count`` - 1); all 0 without a split.
+    """Return the cross-validation fold of each run (0 to ``count`` - 1); all 0 with ``Split.NONE``.
 
-    A run and its faultless twin share a fold. Depends on nothing but names, so a tool that is trained elsewhere gets
-    the same folds. Healthy runs are dealt one by one also where recipes are held out. Each recipe (or, where recipes
-    are held out, each size of group) is spread evenly.
+    A run and its faultless twin share a fold. The folds depend only on names, so other tools that train on these runs
+    get equal ones. Healthy runs are assigned one by one even if ``split`` keeps recipes whole. Each recipe, or each
+    size of group, is spread evenly.
     """
     split = Split(split)
     if split is Split.NONE or count < 2:

@@ -1,7 +1,8 @@
-"""The features of one run, step by step: causal, relative to its own start, and the same code live and in training.
+"""Features of a run at each step, computed only from rows up to that step and relative to the run's own start.
 
-Three kinds: the shape of each signal's last rows, the way that one signal has gone to a limit of ``labels-v1`` (where a
-straight line would get there), and the share of rows in which something was no longer finite.
+There are three kinds: the shape of each signal over the last rows; progress of a signal to a limit of ``labels-v1``,
+with the steps that a straight line needs for the rest; and the share of rows with a value that is not finite. Live runs
+and training use this code.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SHAPES = ("low", "high", "z", "slope25", "slope60", "turn", "restless", "fallen", "risen")
-"""Kinds of features, of every signal."""
+"""Kinds of features that every signal has."""
 FAR = 30.0
-"""Where a feature is cut off: nothing is learnt beyond."""
+"""Bound to which features are clipped."""
 QUIET = 0.02
-"""Least spread a signal is taken to have, in the scale of its changes."""
+"""Least spread that a signal is assumed to have, in the unit of its changes."""
 
 
 BROKEN_ROWS, BROKEN_STEPS = 5, 25
-"""Rows with something that is not finite, among those of the last steps, at which a run counts as broken: the fifth
-skipped update in a row is a failure (labels-v1), and a loop of skips has gaps before it closes."""
+"""Number of rows with a non-finite value, among those of the last steps, at which a run counts as broken, and the
+number of steps: the fifth skipped update in a row is a failure (labels-v1), and a loop of skips has gaps before it
+closes.
+"""
 
 
 class Extremes:
@@ -41,7 +44,11 @@ class Extremes:
         self._low: Floats = np.full(signals, math.nan)
 
     def update(self, now: Floats) -> tuple[Floats, Floats]:
-        """Distances of each next level (rows, signals) from both: <= 0 from the highest, >= 0 from the lowest."""
+        """Take the next levels ``now`` (rows, signals); return their distances from the highest and the lowest level
+        so far.
+
+        Distances are <= 0 from the highest level and >= 0 from the lowest.
+        """
         if len(now) == 1:
             self._high, self._low = np.fmax(self._high, now[0]), np.fmin(self._low, now[0])
             return now - self._high, now - self._low
@@ -52,13 +59,13 @@ class Extremes:
 
 
 SPANS = ((5, 2), (10, 2), (25, 6), (25, 5), (60, 6), (60, 8), (BROKEN_STEPS, 1), (BROKEN_STEPS, BROKEN_ROWS))
-"""Windows that are looked at: the rows of so many steps, and at least so many rows."""
+"""Windows used by the features: number of steps, and fewest rows."""
 NEAR, FAR_BACK = 15, 45
-"""Steps before a row between which a window gives the usual level shortly before."""
+"""Bounds, in steps before a row, of the window that gives the recent level."""
 
 
 class HistoryWindows:
-    """The newest rows of a history, and where the windows of each begin."""
+    """The newest rows of a signal history, and the start of each window that ends at one of them."""
 
     def __init__(self, at: Floats) -> None:
         """``at``: steps of :data:`ROWS` rows before the newest ones (-inf: none), and of those."""
@@ -88,23 +95,26 @@ class HistoryWindows:
         self._before = max(min(first, after - 1), oldest), max(after, oldest + 1)
 
     def rows(self, values: Floats, window: tuple[int, int], later: int = 0) -> Floats:
-        """The windows' rows of ``values`` (all rows, n) as (rows, longest, n); NaN before a shorter one begins.
+        """Return the rows of ``values`` (all rows, n) in each window, as (windows, longest, n); shorter windows start
+        with NaN.
 
-        ``later``: rows by which they begin later.
+        ``later``: number of rows by which the windows start later.
         """
         if self.one:
             return values[None, self._starts[window] + later :]
         return windows(values, self.starts[window] + later, self.ends)
 
     def rows_before(self, values: Floats) -> Floats:
-        """Return the rows of the window shortly before, like :meth:`rows`."""
+        """Return the rows of ``values`` in the window shortly before each newest row, in the form of :meth:`rows`."""
         if self.one:
             first, after = self._before
             return values[None, first:after]
         return windows(values, *self.before)
 
     def sums(self, values: Floats, window: tuple[int, int]) -> tuple[Floats, Floats]:
-        """Sum of the windows' ``values`` (all rows), of whole numbers, and their numbers of rows."""
+        """Return the sum of ``values`` (whole numbers, one for each row) over each window, and the windows' numbers of
+        rows.
+        """
         if self.one:
             start = self._starts[window]
             return np.array([math.fsum(values[start:].tolist())]), np.array([float(ROWS + 1 - start)])
@@ -113,7 +123,9 @@ class HistoryWindows:
 
 
 def windows(values: Floats, starts: Ints, ends: Ints) -> Floats:
-    """Rows ``starts`` to ``ends`` of ``values`` (all rows, n) as (windows, longest, n): NaN before a shorter one."""
+    """Return the rows ``starts`` to ``ends`` of ``values`` (all rows, n) as (windows, longest, n); shorter ones start
+    with NaN.
+    """
     lengths = ends - starts
     longest = int(lengths.max())
     if len(ends) == 1:
@@ -127,11 +139,11 @@ def windows(values: Floats, starts: Ints, ends: Ints) -> Floats:
 
 
 class SignalSnapshot(NamedTuple):
-    """Levels and trends of some signals at the newest rows, each (rows, signals), NaN where there are too few rows.
+    """Levels and trends of some signals at the newest rows, each (rows, signals), NaN if there are too few rows.
 
-    ``now``: the change against the baseline; ``fallen`` and ``risen``: against the highest and the lowest level so far;
-    ``slope``: per 10 steps, of 25; ``noise``: spread of the baseline or of the last rows, whichever is larger: small
-    batches make both large.
+    ``now``: change against the baseline; ``fallen`` and ``risen``: change against the highest and the lowest level so
+    far; ``slope``: change per 10 steps, over 25 steps; ``noise``: spread of the baseline's rows or of the last rows,
+    the larger one, since small batches increase both.
     """
 
     now: Floats
@@ -142,9 +154,20 @@ class SignalSnapshot(NamedTuple):
 
 
 def standing(look: HistoryWindows, changes: Floats, jumps: Floats, extremes: Extremes, noise: Floats) -> SignalSnapshot:
-    """The newest rows of the changes (all rows, signals), and of their differences.
+    """Return levels and trends of the signals at the newest rows.
 
-    ``noise``: spread of each signal's rows in its baseline.
+    Parameters
+    ----------
+    look
+        Windows that end at the newest rows.
+    changes
+        Changes of the signals against the baseline (all rows, signals).
+    jumps
+        Differences of ``changes`` from row to row.
+    extremes
+        Highest and lowest levels so far; updated.
+    noise
+        Spread of each signal's rows in its baseline.
     """
     now = median(look.rows(changes, (5, 2)))
     fallen, risen = extremes.update(now)
@@ -154,9 +177,10 @@ def standing(look: HistoryWindows, changes: Floats, jumps: Floats, extremes: Ext
 
 
 def shapes(look: HistoryWindows, changes: Floats, jumps: Floats, at: SignalSnapshot, restless: Floats) -> Floats:
-    """All :data:`SHAPES` of all signals at the newest rows, (rows, shapes, signals); NaN where there are too few rows.
+    """Return all features of :data:`SHAPES` of all signals at the newest rows, as (rows, shapes, signals).
 
-    ``restless``: spread of the differences in the baseline.
+    They are NaN if there are too few rows. ``changes`` and ``jumps`` are those of :func:`standing`, ``at`` is its
+    result, and ``restless`` is the spread of ``jumps`` in the baseline.
     """
     ten = look.rows(changes, (10, 2))
     moves = spread(look.rows(jumps, (25, 6), later=1))
@@ -181,7 +205,7 @@ _RESTLESS = SHAPES.index("restless")
 
 
 def median(rows: Floats) -> Floats:
-    """Median of each column, missing values left out; NaN where there is none (..., rows, n) -> (..., n)."""
+    """Return the median of each column without NaN, (..., rows, n) -> (..., n); NaN if a column has no value."""
     ordered = np.sort(rows, axis=-2)  # NaN last
     seen, longest = np.isfinite(rows), rows.shape[-2]
     if np.logical_and.reduce(seen, axis=None):
@@ -193,7 +217,9 @@ def median(rows: Floats) -> Floats:
 
 
 def spread(rows: Floats) -> Floats:
-    """Standard deviation of each column, missing values left out; NaN where none is (..., rows, n) -> (..., n)."""
+    """Return the standard deviation of each column without NaN, (..., rows, n) -> (..., n); NaN if a column has no
+    value.
+    """
     seen = np.isfinite(rows)
     if rows.shape[-2] and np.logical_and.reduce(seen, axis=None):
         mean = np.add.reduce(rows, axis=-2) / rows.shape[-2]
@@ -242,26 +268,32 @@ def _slope(look: HistoryWindows, changes: Floats, window: tuple[int, int]) -> Fl
 # One signal is enough here: this is what covers the failures of a single metric, and what no model has to have seen.
 
 FAR_AHEAD = 200.0
-"""Steps beyond which a straight line is meaningless."""
+"""Most steps ahead for which a straight line is extrapolated."""
 CLEAR = 4.0
-"""Spreads (:attr:`SignalSnapshot.noise`) that a signal must have moved before its way to a limit means anything."""
+"""Least movement of a signal, in spreads (:attr:`SignalSnapshot.noise`), for its progress to a limit to count."""
 RISEN = 2.0
-"""The same of the reward, whose level is a median of rows: 3.4 standard errors of the difference to its baseline."""
+"""Least rise of the reward, in spreads, that counts; it is 3.4 standard errors of the difference to the baseline,
+since the level is a median of rows.
+"""
 SPENT = "ent_low"
-"""The type of limit that is no danger while it buys reward: R = -a exp(H) + b (arXiv 2505.22617)."""
+"""Type of limit that is no danger while the reward rises: lower entropy buys reward, R = -a exp(H) + b (arXiv
+2505.22617).
+"""
 LIFTED = "grad"
-"""The signal whose level at the start is no baseline for a run without a learning signal then."""
+"""Signal whose level at the start is no baseline if the run had no learning signal then."""
 TAKING_OFF = 1.0
-"""Spreads of the rewards that a run gains in 25 steps as it takes off; one that goes on learning gains a tenth."""
+"""Least gain of the reward in 25 steps, in spreads of the rewards, that counts as taking off; steady learning gains a
+tenth.
+"""
 _PLACE = {each.name: i for i, each in enumerate(SIGNALS)}
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeLimit:
-    """A signal's change, in its own scale, at which a failure of that type begins.
+    """Change of a signal, in the unit of its changes, at which a failure of type ``type`` begins.
 
-    ``change``: against the baseline (negative: downwards). ``level``: value that must be reached as well, where the
-    limit has an absolute part (then the farther of the two counts). ``from_best``: against the best level so far.
+    ``change``: against the baseline (negative: downwards). ``level``: value that must be reached as well, if the limit
+    has an absolute part. ``from_best``: True if the change is counted from the best level so far.
     """
 
     type: str
@@ -281,11 +313,13 @@ LIMITS_V1: tuple[ChangeLimit, ...] = (
     ChangeLimit("grad", "grad", math.log(6.0)),
     ChangeLimit("reward", "reward", -0.5, from_best=True),  # and 40 % of the best so far, and what noise does to a best
 )
-"""Relative where the label is; a reward has no unit, so half a spread of the rewards is the least its limit can be."""
+"""Limits of labels-v1 as changes of signals; a reward has no unit, so its limit is at least half a spread of the
+rewards.
+"""
 LOST = 0.4
-"""Share of the best level that a failure loses (labels-v1)."""
+"""Share of the best level whose loss is a failure (labels-v1)."""
 OF_A_BEST = 6.0
-"""Spreads by which the best of many rows lies above what follows, though nothing has happened."""
+"""Spreads by which the best of many rows lies above later rows by chance alone."""
 LIMIT_FEATURES = tuple(
     f"limit:{limit.type}:{limit.signal}:{kind}" for limit in LIMITS_V1 for kind in ("share", "steps")
 )
@@ -293,7 +327,9 @@ LIMIT_FEATURES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class LimitProgress:
-    """``share`` of the way to a limit (1: reached); ``steps`` a straight line needs for the rest."""
+    """Progress of a run to a limit: ``share`` of the way (1: reached), and the ``steps`` a straight line needs for the
+    rest.
+    """
 
     limit: ChangeLimit
     share: float
@@ -301,7 +337,7 @@ class LimitProgress:
 
 
 def goals_of(history: SignalHistory) -> Floats:
-    """Return the change at which each limit is reached, once the baseline is known."""
+    """Return for each limit the change of its signal at which it is reached; the baseline must be known."""
     return np.array([_goal(limit, history, _PLACE[limit.signal]) for limit in LIMITS_V1])
 
 
@@ -317,18 +353,20 @@ def _goal(limit: ChangeLimit, history: SignalHistory, i: int) -> float:
 
 
 class TakeOff:
-    """Size that gradients reached while the reward took off: few groups taught anything before, most do since.
+    """Largest gradient norm that a run reached while its reward took off, as a change against the baseline.
 
-    What comes after is held against that (labels-v3 hold it against the level while the accuracy doubled).
+    Before, few groups of responses taught anything. Later gradient norms are compared with this level (labels-v3
+    compare with the level while the accuracy doubled).
     """
 
     def __init__(self) -> None:
         self._lift = 0.0
 
     def update(self, at: SignalSnapshot) -> Floats:
-        """The change of the gradient, against the baseline, from which its way to a limit begins (rows,); at least 0.
+        """Return, for each of the newest rows, the change of the gradient norm that counts as its starting level; at
+        least 0.
 
-        ``at``: of :data:`LIMIT_SIGNALS`.
+        ``at``: snapshot of :data:`LIMIT_SIGNALS`.
         """
         gained, grad = 2.5 * at.slope[:, _REWARD], at.now[:, _GRAD]
         takes_off = (gained >= np.fmax(TAKING_OFF, RISEN * at.noise[:, _REWARD])) & np.isfinite(grad)
@@ -338,7 +376,7 @@ class TakeOff:
 
 
 LIMIT_SIGNALS = tuple(limit.signal for limit in LIMITS_V1)
-"""The signal of each limit."""
+"""Names of the signals of the limits, one for each limit."""
 _REWARD, _GRAD = LIMIT_SIGNALS.index("reward"), LIMIT_SIGNALS.index(LIFTED)
 _FROM_BEST = np.array([limit.from_best for limit in LIMITS_V1])
 _LIFTED = np.array([limit.signal == LIFTED for limit in LIMITS_V1])
@@ -346,10 +384,11 @@ _SPENT = np.array([limit.type == SPENT for limit in LIMITS_V1])
 
 
 class ProgressToLimits(NamedTuple):
-    """Ways gone to the limits, each (rows, limits): ``share`` (1: reached; NaN: not measured), ``steps`` for the rest.
+    """Progress to each limit, (rows, limits): ``share`` of the way (1: reached; NaN: not measured), ``steps`` for the
+    rest.
 
-    ``clear``: the signal has moved towards it by more than noise, and the move means danger: entropy that falls while
-    the reward clearly rises is what learning costs.
+    ``clear``: True if the signal has moved to the limit by more than noise and the movement means danger. Entropy that
+    falls while the reward clearly rises is the normal cost of learning.
     """
 
     share: Floats
@@ -358,8 +397,18 @@ class ProgressToLimits(NamedTuple):
 
 
 def ways(goals: Floats, start: Floats, at: SignalSnapshot, lift: Floats) -> ProgressToLimits:
-    """Of the newest rows. ``goals``: of each limit, as :func:`goals_of` gives them; ``start``: the baseline in the unit
-    of the changes (limits,); ``at``: of :data:`LIMIT_SIGNALS`; ``lift``: of :class:`TakeOff`.
+    """Return the progress to each limit at the newest rows.
+
+    Parameters
+    ----------
+    goals
+        Change at which each limit is reached, from :func:`goals_of`.
+    start
+        Baseline in the unit of the changes (limits,).
+    at
+        Snapshot of :data:`LIMIT_SIGNALS`.
+    lift
+        Starting level of the gradient norm at each row, from :class:`TakeOff`.
     """
     moved = np.where(_FROM_BEST, at.fallen, at.now) - _LIFTED * lift[:, None]
     best = start + at.now - at.fallen
@@ -380,9 +429,10 @@ def ways(goals: Floats, start: Floats, at: SignalSnapshot, lift: Floats) -> Prog
 
 
 def breaking(broken: float, metric: str) -> LimitProgress | None:
-    """Way gone to being broken for good: one bad batch that was skipped is none, several within 25 steps are.
+    """Return the progress to a failure by values that are not finite; None if fewer than two rows are affected.
 
-    ``broken``: rows of these that are, of a log of every 5 or 10 steps of its last five; ``metric``: what was last so.
+    One bad batch that was skipped is no danger; several within 25 steps are. ``broken``: number of rows with such a
+    value in the last 25 steps (in a coarse log, in its last five rows); ``metric``: the metric that last had one.
     """
     share = float(broken) / BROKEN_ROWS
     ahead = 0.0 if share >= 1.0 else FAR_AHEAD
@@ -390,25 +440,26 @@ def breaking(broken: float, metric: str) -> LimitProgress | None:
 
 
 def nearest(reached: tuple[LimitProgress, ...]) -> LimitProgress | None:
-    """Return the closest limit; None where no signal has clearly moved towards one."""
+    """Return the limit that the run is closest to; None if no signal has clearly moved to one."""
     return max(reached, key=lambda reach: reach.share, default=None)
 
 
 BROKEN = "broken"
-"""Share of the last 25 steps' rows in which some signal was no longer finite."""
+"""Feature: share of the rows of the last 25 steps in which some signal was no longer finite."""
 FEATURES: tuple[str, ...] = (
     *(f"{signal.name}:{shape}" for shape in SHAPES for signal in SIGNALS),
     *LIMIT_FEATURES,
     BROKEN,
 )
-"""Names, in the order of the vector: ``signal:shape``, ``limit:type:signal:share|steps``, ``broken``."""
+"""Names of the features in the order of the vector: ``signal:shape``, ``limit:type:signal:share|steps``, ``broken``."""
 
 
 class Features(NamedTuple):
-    """``values`` in the order of :data:`FEATURES` (NaN: not measured), limits clearly moved to, names read.
+    """Features of a run at one step: ``values`` in the order of :data:`FEATURES` (NaN: not measured).
 
-    ``unsure``: spread of the reward's rows in spreads of the rewards (:attr:`SignalSnapshot.noise`): about one over the
-    square root of the responses in a step, more where the data change; NaN without a reward.
+    ``reaches``: limits that signals have clearly moved to; ``read``: names of the metrics read; ``unsure``: spread of
+    the reward's rows in spreads of the rewards (:attr:`SignalSnapshot.noise`), which is about one over the square root
+    of the responses in a step, and more if the data change; NaN without a reward.
     """
 
     step: int
@@ -419,14 +470,14 @@ class Features(NamedTuple):
 
 
 AT_ONCE = 64
-"""Rows whose features are computed together: what they look at then fits in a processor's cache."""
+"""Most rows whose features are computed together, chosen so that their data fit in a processor's cache."""
 
 
 class FeatureStream:
-    """Takes a run's rows in order and gives the features of the newest ones.
+    """Takes the rows of a run in order and returns the features of the newest ones.
 
-    Steps may be irregular or several apart (windows are in steps, with a least number of rows); a step that comes
-    again takes back what came after it.
+    Steps may be irregular or several apart, since windows are in steps with a least number of rows. A step that comes
+    again discards all rows from that step on.
     """
 
     def __init__(self) -> None:
@@ -435,11 +486,11 @@ class FeatureStream:
         self._take_off = TakeOff()
 
     def forget_reference(self) -> None:
-        """Note a reset of the reference."""
+        """Forget the KL to the reference model after that model was reset."""
         self.history.forget_reference()
 
     def waiting(self) -> str:
-        """Return a text on the rows missing before there are features; empty when none is."""
+        """Return a sentence on the rows that are missing before there are features; "" if none is."""
         history = self.history
         if history.baseline is not None:
             return ""
@@ -449,7 +500,7 @@ class FeatureStream:
         return f"it needs the first {WARM_UNTIL} steps as a baseline, and has {since} ({history.warm_rows} rows)"
 
     def update(self, step: int, metrics: Mapping[str, float]) -> Features | None:
-        """Add a row; None while the baseline is incomplete.
+        """Add the row of a step; return its features, or None while the baseline is incomplete.
 
         Parameters
         ----------
@@ -461,7 +512,7 @@ class FeatureStream:
         return self.extend([step], [metrics])[0]
 
     def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[Features | None]:
-        """Add several rows: the result of :meth:`update` for each, in a tenth of the time."""
+        """Add several rows; return for each the result of :meth:`update`, in a tenth of the time."""
         found: list[Features | None] = []
         while len(found) < len(steps):
             first = len(found)

@@ -1,4 +1,4 @@
-"""A forecast: the probabilities and their reasons, as they are made, stored and put into words."""
+"""A forecast (probabilities of failure with their reasons), its stored form, and its wording."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from enum import StrEnum
 from rlwatch.records import JSON, ClosedStep, ForecastRecord
 
 HORIZONS = (20, 50, 100)
-"""Steps ahead."""
+"""Steps ahead for which a probability of failure is given."""
 LIMITS = ("nan", "mismatch", "grad", "ent_low", "ent_high", "length", "ref_kl", "reward")
-"""The limit that is reached first: the types of onset of ``labels-v1``, in the order in which ties are broken."""
+"""Types of failure onset in ``labels-v1``, by the limit that is reached first; ties are broken in this order."""
 
 
 class ForecastKind(StrEnum):
-    """Kinds of forecasts."""
+    """Kinds of forecasts: with a probability, with the time to a limit only, or none."""
 
     CHANCE = "chance"
     """Probabilities of a failure, for a log of a kind with proven skill."""
     LIMIT = "limit"
-    """No probability; the time to a limit on a straight line, where one is in sight."""
+    """No probability, but the time to a limit on a straight line if one is in sight."""
     OVER = "over"
     """No forecast, because a failure has happened or a limit is passed."""
     NONE = "none"
@@ -35,9 +35,9 @@ class ForecastReason:
 
 
 NUMBERS = ("p20", "p50", "p100", "risk", "steps_to", "error")
-"""Fields that are stored as series of the run."""
+"""Fields of a forecast that are stored as series of the run."""
 WORDS = ("alarm", "limit", "absent", "limits_only", "lean", "log", "checks", "passed", "over", "caveat")
-"""Fields that are stored as text, where they are not empty."""
+"""Fields of a forecast that are stored as text or flags, if they are not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,17 @@ class Forecast:
     """The probability, as of ``step``, that the run fails soon; uses only data up to ``step``.
 
     ``p20``, ``p50``, ``p100``: probability in [0, 1] that a failure (an onset of ``labels-v1``) begins within that many
-    steps. They are None without a forecast, with the reason in ``absent``; and where the run logs too little for a
+    steps. They are None without a forecast, with the reason in ``absent``; and if the run logs too little for a
     probability but its limits are watched, with the reason in ``limits_only``. ``risk``: evidence over the threshold
     (>= 1 is an alarm, also in ``alarm``); None with ``absent``. ``limit``: the one of :data:`LIMITS` most likely to be
     reached; ``steps_to``: expected steps until then, None if none is expected. ``why``: the metrics with most evidence,
-    strongest first. ``lean``: the run logs so few of the model's inputs that an alarm of the model alone is a remark.
+    strongest first. ``lean``: the run logs so few of the model's inputs that an alarm of the model alone is reported as
+    a remark only.
 
     ``log``: kind of the log (:class:`rlwatch.forecast.gate.LogClass`); "" if unknown. ``error``: median error in steps
     of ``checks`` earlier straight lines to that limit on this run; None before one could be checked. ``passed``: the
-    limit that the run is beyond; ``over``: the failure has happened. ``caveat``: whose runs alone have proven such
-    probabilities; empty if other people's runs have.
+    limit that the run is beyond; ``over``: the failure has happened. ``caveat``: owner of the only runs that have
+    proven such probabilities; empty if other people's runs have.
     """
 
     step: int
@@ -78,7 +79,7 @@ class Forecast:
 
     @property
     def kind(self) -> ForecastKind:
-        """Return its kind."""
+        """Kind of this forecast, derived from its other fields."""
         if self.over:
             return ForecastKind.OVER
         if self.p50 is not None:
@@ -87,17 +88,17 @@ class Forecast:
 
     @property
     def shown(self) -> bool:
-        """Return whether a probability is to be shown."""
+        """True if the forecast has a probability to show."""
         return self.kind is ForecastKind.CHANCE
 
     @property
     def reason(self) -> str:
-        """Return the reason for the absence of a probability; empty if there is one."""
+        """Reason that the forecast has no probability; empty if it has one."""
         return "" if self.shown else self.absent or self.limits_only
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the run for it (names of :mod:`rlwatch.metrics`); empty without a forecast."""
+        """Numbers of the forecast as metrics ``forecast/...`` of the run; empty without a forecast."""
         named = {name: getattr(self, name) for name in NUMBERS}
         return {f"forecast/{name}": value for name, value in named.items() if value is not None}
 
@@ -105,13 +106,13 @@ class Forecast:
 # A forecast as it is stored, and back.
 
 FORECAST = "forecast/"
-"""Prefix of forecast metrics, which were not measured: no detector and no forecaster may learn from them."""
+"""Prefix of forecast metrics; they were not measured, so no detector and no forecaster may use them."""
 MOST_REASONS = 8
-"""Largest number of metrics stored with a forecast as its reasons."""
+"""Most metrics stored with a forecast as its reasons."""
 
 
 def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
-    """Return the record of a forecast as a store keeps it."""
+    """Return ``forecast``, made at ``step``, as the record that a store keeps."""
     body: dict[str, JSON] = {name: getattr(forecast, name) for name in WORDS}
     body["why"] = [[reason.metric, round(reason.share, 4)] for reason in forecast.why[:MOST_REASONS]]
     kept = {name: value for name, value in body.items() if value}
@@ -119,7 +120,7 @@ def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
 
 
 def forecast_of(record: ForecastRecord) -> Forecast:
-    """Return the forecast of a stored record; fields of a newer version are left out.
+    """Return the forecast of a stored record; fields that only a newer version knows are left out.
 
     >>> given = Forecast(7, p50=0.4, why=(ForecastReason("mismatch/k3", 0.5),))
     >>> forecast_of(record_of(given, ClosedStep(7, {}, {}))) == given
@@ -156,7 +157,7 @@ REACHED = {
     "ref_kl": "KL to the reference would reach its limit",
     "reward": "the reward would fall to its limit",
 }
-"""The meaning of each limit of a forecast."""
+"""Description of reaching each limit of a forecast."""
 PASSED = {
     "nan": "values are no longer finite",
     "mismatch": "the train-inference mismatch",
@@ -167,13 +168,13 @@ PASSED = {
     "ref_kl": "KL to the reference",
     "reward": "the reward",
 }
-"""The text of each limit where the run is beyond it."""
+"""Description of each limit for a run that is beyond it."""
 MOST_NAMED = 3
-"""Metrics named as the reason."""
+"""Most metrics that are named as reasons in a message."""
 
 
 def alarm_message(forecast: Forecast) -> str:
-    """Return the message of an alarm.
+    """Return the message of a forecast alarm: probability, limit, and the metrics with the most evidence.
 
     >>> from rlwatch.forecast import ForecastReason
     >>> alarm_message(Forecast(9, p50=0.72, limit="ref_kl", steps_to=35.2, why=(ForecastReason("mismatch/k3", 0.42),)))
@@ -186,7 +187,7 @@ def alarm_message(forecast: Forecast) -> str:
 
 
 def chance_sentence(forecast: Forecast) -> str:
-    """Return the probability of a failure and its horizon in words."""
+    """Return the probability of a failure within 50 steps in words."""
     if forecast.p50 is None:
         return "a failure may begin soon"
     if forecast.p50 >= 0.5:
@@ -195,7 +196,7 @@ def chance_sentence(forecast: Forecast) -> str:
 
 
 def limit_sentence(forecast: Forecast) -> str:
-    """Return the limit that would be reached, and when.
+    """Return the limit that the run would reach, and the number of steps until then, in words.
 
     >>> [limit_sentence(Forecast(9, limit="ref_kl", steps_to=steps)) for steps in (1.2, 0.0)]
     ['KL to the reference would reach its limit in about 1 step', 'KL to the reference would reach its limit now']
@@ -221,7 +222,7 @@ def line_sentence(forecast: Forecast) -> str:
 
 
 def forecast_sentence(forecast: Forecast) -> str:
-    """Return the whole forecast in a sentence: probability, limit, or the reason for none.
+    """Return a forecast in one sentence: its probability and limit, or the reason that it has no probability.
 
     >>> forecast_sentence(Forecast(90, limits_only="no forecast: this log has no signal that has ever warned"))
     'no forecast: this log has no signal that has ever warned'
@@ -235,6 +236,6 @@ def forecast_sentence(forecast: Forecast) -> str:
 
 
 def reasons_sentence(forecast: Forecast) -> str:
-    """Return the metrics with the most evidence for it."""
+    """Return the metrics with the most evidence for a forecast, each with its share, in words; "" if it has none."""
     named = [f"{reason.metric} ({reason.share:.0%})".replace("%", " %") for reason in forecast.why[:MOST_NAMED]]
     return f"main drivers: {', '.join(named)}" if named else ""

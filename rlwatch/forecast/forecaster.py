@@ -1,4 +1,4 @@
-"""The forecaster of one run: features, probabilities, thresholds, alarm, and reasons."""
+"""The forecaster of one run: features, probabilities, thresholds, alarms and reasons."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ from rlwatch.records import ClosedStep, Event
 from rlwatch.stats import median
 
 BUDGET = "0.5"
-"""Accepted false alarm episodes in 1000 healthy steps: few sound runs of 500 steps have one."""
+"""Accepted false alarm episodes in 1000 healthy steps; at this budget few sound runs of 500 steps have one."""
 SMOOTHED, SMOOTHED_STEPS = 3, 10
-"""Rows whose median is judged, because one odd row is no alarm, and the steps that they may span. In a log with a row
-every 20 steps, which is a mean of as many, two more rows would delay an alarm by 40 steps."""
+"""Most rows whose median is compared with the threshold, so that one odd row is no alarm, and most steps they may
+span. In a log with a row every 20 steps, each already a mean, two more rows would delay an alarm by 40 steps.
+"""
 SPARSE = 4.0
-"""Steps from row to row from which a log is sparse, and forecast by the model of sparse logs, if there is one."""
+"""Steps from row to row from which a log is forecast by the model of sparse logs, if there is one."""
 UNSURE, STRICTER = 0.3, 1.8
-"""Spread of the reward's rows, in spreads of the rewards, from which an alarm needs a higher probability, and the
-largest factor on its odds. It is the spread of eleven responses in a step: hard data then move the reward, the entropy
-and the lengths together for some rows, which in large batches only failures do. The model of sparse logs was trained on
-hard data."""
+"""Spread of the reward's rows, in spreads of the rewards, above which an alarm needs a higher probability, and the
+largest factor on its odds. The spread is that of eleven responses in a step: hard data then move reward, entropy and
+lengths together for some rows, which only failures do in large batches. The model of sparse logs was trained on hard
+data.
+"""
 MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"
-"""Environment variable with the path of a model to use instead of the shipped one."""
+"""Environment variable with the path of a model to use in place of the shipped one."""
 BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
-"""Environment variable with a different budget than :data:`BUDGET`."""
+"""Environment variable with a budget to use in place of :data:`BUDGET`."""
 THRESHOLD_VARIABLE = "RLWATCH_FORECAST_THRESHOLD"
-"""Environment variable with a custom threshold."""
+"""Environment variable with a custom alarm threshold on p50."""
 WORTH_REPORTING = 0.25
-"""Risk below which no limit and no reason is computed: nothing is abnormal, and computing costs as much again."""
+"""Risk below which limit and reasons are not computed, since nothing is abnormal and they double the cost."""
 
 
 class Forecaster:
@@ -68,9 +70,9 @@ class Forecaster:
     model
         A model of :func:`rlwatch.forecast.load`; None: the shipped one.
     budget
-        The threshold to use: false alarm episodes in 1000 healthy steps, as the model's file names them.
+        Accepted false alarm episodes in 1000 healthy steps, one of those named in the model's file.
     own
-        Threshold on p50 instead of the model's: a level that the user's own healthy runs have shown to be harmless
+        Threshold on p50 in place of the model's: a level that the user's own healthy runs have shown to be harmless
         (``rlwatch forecast calibrate``). It cannot go below the model's threshold for twice :data:`BUDGET`.
     gate
         Owner of the runs on which the shipped model must have shown skill on this kind of log
@@ -111,7 +113,7 @@ class Forecaster:
 
     @property
     def model(self) -> Model:
-        """Return the model in use; for a sparse log, from the first forecast on, the model of sparse logs."""
+        """The model in use; for a sparse log, from the first forecast on, the model of sparse logs."""
         return self._model
 
     @property
@@ -119,16 +121,16 @@ class Forecaster:
         return self._whole.sparse if self._sparse and self._whole.sparse is not None else self._whole
 
     def notice(self, event: Event) -> None:
-        """Note a reset of the reference, which is no change of the policy."""
+        """Forget the KL to the reference model if ``event`` is a reset of that model; other events are ignored."""
         if event.kind == "reference_reset":
             self._stream.forget_reference()
 
     def update(self, step: ClosedStep) -> Forecast:
-        """Forecast the run's next steps from those so far."""
+        """Add a closed step of the run and return the forecast made at that step."""
         return self.extend([step])[0]
 
     def extend(self, steps: Sequence[ClosedStep]) -> list[Forecast]:
-        """Forecast at each of several steps: half an order of magnitude cheaper than one by one."""
+        """Add several closed steps and return the forecast at each; several times faster than one by one."""
         found: list[Forecast] = []
         while len(found) < len(steps):  # one by one until the baseline is complete
             count = 1 if self._stream.history.baseline is None else len(steps) - len(found)
@@ -176,7 +178,7 @@ class Forecaster:
 
     @property
     def judged(self) -> float:
-        """Return the median of the last few p50, which the threshold applies to; 0 before there is a forecast."""
+        """Median of the last few p50, which is compared with the threshold; 0 before there is a forecast."""
         return statistics.median(self._chances) if self._chances else 0.0
 
     def _limit(self, features: Features, held: Terms) -> tuple[LimitProgress | None, float, str]:
@@ -272,12 +274,12 @@ def _of(close: LimitProgress, read: SignalNames) -> tuple[str, float | None, tup
 
 
 def cadence(steps: Ints | Floats) -> float:
-    """Return the median number of steps from row to row; 1 for a single row."""
+    """Return the median number of steps between consecutive rows; 1 for a single row."""
     return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
 
 
 def rows_judged(steps: Ints | Floats) -> int:
-    """Return the number of rows whose median is judged, for a log with rows at these steps."""
+    """Return the number of rows whose median p50 is compared with the threshold, for a log with rows at ``steps``."""
     return min(SMOOTHED, 1 + int(SMOOTHED_STEPS // cadence(steps)))
 
 
@@ -287,19 +289,22 @@ def _shipped() -> Model:
 
 
 def smoothed_chances(rows: Mapping[int, Mapping[str, float]], model: Model | None = None) -> list[tuple[int, float]]:
-    """Return (step, p50 as it is judged) of a run that is over. ``rows``: step -> canonical metrics."""
+    """Return (step, smoothed p50) at each step of an ended run that has a forecast, as the threshold is applied to it.
+
+    ``rows``: canonical metrics by step; ``model``: None for the shipped one.
+    """
     forecaster = Forecaster(model)
     forecasts = ((forecaster.update(ClosedStep(step, rows[step])), forecaster.judged) for step in sorted(rows))
     return [(forecast.step, judged) for forecast, judged in forecasts if forecast.p50 is not None]
 
 
 def default_forecaster() -> Forecaster:
-    """Return a new forecaster with the model of :data:`MODEL_VARIABLE`, or the shipped one, which is gated.
+    """Return a new forecaster with the model named by :data:`MODEL_VARIABLE`, or the shipped one, which is gated.
 
     Raises
     ------
     ConfigError
-        If that model cannot be used, or a variable has a value that is none of its values.
+        If that model cannot be used, or a variable has an invalid value.
     """
     path = os.environ.get(MODEL_VARIABLE, "")
     budget, own = os.environ.get(BUDGET_VARIABLE, "") or BUDGET, os.environ.get(THRESHOLD_VARIABLE, "")
@@ -326,23 +331,25 @@ def _loaded(path: str) -> Model:
 # Thresholds for a run, once its logged signals are known; or the reason why there are none.
 
 FLOOR_BUDGET = "1"
-"""Budget whose threshold is the lower bound of a custom one."""
+"""Budget whose threshold is the lower bound of a custom threshold."""
 ENOUGH = 0.2
-"""Share of the model's gain that the logged signals must cover for probabilities."""
+"""Least share of the model's gain that the logged signals must cover for the run to get probabilities."""
 LEAN = 0.45
-"""Below this share an alarm of the model alone is a remark: on public logs with few averages it is wrong more often
-than on the runs its thresholds come from."""
+"""Share of the model's gain below which an alarm of the model alone is a remark, since on public logs with few signals
+it is wrong more often than on the runs its thresholds come from.
+"""
 LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
-"""Signals that have a limit."""
+"""Names of the signals that have a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """``model``: least p50 that is an alarm; ``static``: least share of progress to a limit that is one.
+    """Alarm thresholds for one run. ``model``: least p50 that is an alarm; ``static``: least share of the way to a
+    limit that is one.
 
-    ``own``: ``model`` comes from the user's own runs, whose batches are as small as this one's. ``limits_only``: reason
-    for no probability. ``lean``: the log has few of the model's inputs. ``absent``: reason for no forecast at all (""
-    otherwise).
+    ``own``: True if ``model`` comes from the user's own runs, whose batches are as small as this run's.
+    ``limits_only``: reason that there is no probability. ``lean``: the log has few of the model's inputs. ``absent``:
+    reason that there is no forecast at all ("" otherwise).
     """
 
     model: float
@@ -353,7 +360,10 @@ class Terms:
     absent: str = ""
 
     def threshold(self, unsure: float) -> float:
-        """Return the least p50 that is an alarm while the reward's rows scatter by ``unsure`` (NaN: unknown)."""
+        """Return the least p50 that is an alarm when the reward's rows have the spread ``unsure`` (NaN: unknown).
+
+        It is higher for noisy rewards. The spread is in spreads of the rewards.
+        """
         if self.own or not unsure > UNSURE:
             return self.model
         odds = self.model * min(unsure / UNSURE, STRICTER)
@@ -361,10 +371,10 @@ class Terms:
 
 
 def terms(model: Model, signals: frozenset[str], budget: str, own: float | None = None) -> Terms:
-    """Return the terms for a run that logs ``signals``.
+    """Return the alarm thresholds for a run that logs ``signals``.
 
-    ``budget``: false alarm episodes in 1000 healthy steps, as the model's file names them; ``own``: as for
-    :class:`rlwatch.forecast.Forecaster`.
+    ``budget``: accepted false alarm episodes in 1000 healthy steps, one of those in the model's file; ``own``: a custom
+    threshold, as for :class:`rlwatch.forecast.Forecaster`.
     """
     known = model.known(signals)
     short = "" if known >= ENOUGH else _short(model, signals, known)
@@ -388,16 +398,18 @@ def _short(model: Model, signals: frozenset[str], known: float) -> str:
 # Straight lines to the limits of a run, and their errors in steps on this run so far.
 
 CHECKED_AFTER = 20
-"""Steps after which a line is compared with the run."""
+"""Steps after which a straight line is compared with the course that the run took."""
 ROWS, CHECKS = 64, 20
-"""Rows whose lines are stored, and newest checks that count."""
+"""Most rows whose lines are stored, and most of the newest checks that count."""
 LEAST = 3
 """Checks from which a line is hidden if earlier lines erred by more than the time it gives."""
 _FIRST = -1 - len(LIMIT_FEATURES)
 
 
 class StraightLines:
-    """Check each line once the run is :data:`CHECKED_AFTER` steps further; one a row and limit."""
+    """Straight lines to the limits, each compared with the run :data:`CHECKED_AFTER` steps later; one for each row and
+    limit.
+    """
 
     def __init__(self) -> None:
         self._rows: deque[tuple[int, Floats, Floats]] = deque(maxlen=ROWS)
@@ -405,7 +417,7 @@ class StraightLines:
         self._pace: Floats = np.zeros(len(LIMITS_V1))
 
     def update(self, step: int, values: Floats) -> None:
-        """Take the next row. ``values``: its vector of features."""
+        """Take the features ``values`` of the row at ``step``, and check the lines that are due."""
         pairs = values[_FIRST:-1]
         share, steps = pairs[::2], pairs[1::2]
         with np.errstate(all="ignore"):
@@ -429,19 +441,21 @@ class StraightLines:
                 self._out[i].append(out / speed)
 
     def error(self, limit: ChangeLimit) -> tuple[float | None, int]:
-        """Return the median error in steps of lines to a limit, and the number of checks."""
+        """Return the median error in steps of earlier lines to ``limit`` (None without any), and the
+        number of checks.
+        """
         places = [i for i, each in enumerate(LIMITS_V1) if each == limit]
         out = self._out[places[0]] if places else ()
         return (float(median(list(out))), len(out)) if out else (None, 0)
 
 
 def falsified(steps_to: float, error: float | None, checks: int) -> bool:
-    """Return whether earlier lines erred by more than the time that this one gives."""
+    """Return True if the median error of earlier straight lines exceeds ``steps_to``, the time that a new one gives."""
     return error is not None and checks >= LEAST and error > max(steps_to, CHECKED_AFTER / 2)
 
 
 def recedes(type_: str, values: Floats) -> bool:
-    """Return whether no logged signal of this type of limit has moved towards it."""
+    """Return True if no signal in the features ``values`` has moved to its limit of the type ``type_``."""
     shares = [
         share for share, limit in zip(values[_FIRST:-1:2].tolist(), LIMITS_V1, strict=True) if limit.type == type_
     ]

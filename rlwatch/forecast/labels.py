@@ -1,7 +1,7 @@
-"""Labels of runs: when each failed, and how. Made from the rows, read from a file, or from an index of known runs.
+"""Labels of runs: the step and the type of each run's failure, from its rows, a file, or an index made by people.
 
-The versioned tables of limits (``labels-v3.toml``, which extends ``labels-v2.toml``, and so on) define a failure.
-Labels are retrospective: a limit counts as passed where it stays so in the rows after.
+Versioned tables of limits (``labels-v3.toml``, which extends ``labels-v2.toml``, and so on) define a failure. Labels
+are retrospective: a limit counts as passed only if it stays passed in later rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Lengths in steps, see the table itself; ``baseline``: first and last step; ``share`` in [0, 1]."""
+    """Lengths of the windows of a label table, in steps; ``baseline``: first and last step; ``share`` in [0, 1]."""
 
     median: int
     baseline: tuple[int, int]
@@ -42,9 +42,10 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class TakingOff:
-    """Take-off of a run: the level of ``metric`` is ``times`` that of ``within`` steps before, and ``plus`` more.
+    """Condition under which a run takes off: the level of ``metric`` is ``times`` its level ``within`` steps before,
+    plus ``plus``.
 
-    The baselines of limits of ``types`` are at least what their metrics are then.
+    Baselines of the limits of ``types`` are at least the level of their metrics at that time.
     """
 
     types: tuple[str, ...]
@@ -56,7 +57,9 @@ class TakingOff:
 
 @dataclass(frozen=True, slots=True)
 class LabelLimit:
-    """One row of the table; ``kind``: "bound" (level against ``side``), "drop" (from the best so far) or "broken"."""
+    """One limit of a label table; ``kind``: "bound" (level against ``side``), "drop" (from the best so far) or
+    "broken".
+    """
 
     type: str
     metrics: tuple[str, ...]
@@ -74,16 +77,16 @@ class LabelLimit:
 
     @property
     def relative(self) -> bool:
-        """Return whether the limit needs the run's own baseline."""
+        """True if the limit is relative to the run's own baseline."""
         return self.kind == "bound" and (self.times is not None or self.plus is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class LabelLimits:
-    """A version of the table; ``rows`` in the order in which ties are broken.
+    """One version of the table of limits that define a failure; ties are broken in the order of ``rows``.
 
-    ``faulty``: whether a run with a fault that had not failed by its last row is of a class of its own;
-    ``taking_off``: None where baselines stay what they are.
+    ``faulty``: True if a run with a fault that had not failed by its last row has a class of its own; ``taking_off``:
+    None if baselines are not raised.
     """
 
     version: str
@@ -100,7 +103,7 @@ class LabelLimits:
 
 @lru_cache
 def limits_of(version: str = VERSION) -> LabelLimits:
-    """Return the table of a version.
+    """Return the table of limits of the given ``version``.
 
     Raises
     ------
@@ -121,7 +124,7 @@ def _document(version: str) -> dict[str, Any]:
 
 
 def parse_limits(table: Mapping[str, Any]) -> LabelLimits:
-    """Return a table of limits from its TOML document."""
+    """Return the table of limits from its parsed TOML document."""
     windows = dict(table["windows"])
     windows["baseline"] = tuple(windows["baseline"])
     rows = tuple(_limit(row) for row in table["limit"])
@@ -144,7 +147,8 @@ _SEVERITIES = {"healthy": "clean", "transient": "ambiguous", "instability": "eve
 
 
 class RunOutcome(StrEnum):
-    """Outcome of a run: ``EVENT`` failed; ``EARLY`` failed before step 55; ``AMBIGUOUS`` nearly; ``CLEAN`` not.
+    """Outcome of a run: ``EVENT`` failed; ``EARLY`` failed before step 55; ``AMBIGUOUS`` nearly failed; ``CLEAN`` did
+    not fail.
 
     ``FAULTY``: had not failed by its last row, though a fault was there to the end.
     """
@@ -158,10 +162,10 @@ class RunOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The label of one run: first step of its failure (None: no failure), its type, and ``steps``: last less first + 1.
+    """Label of one run: outcome, first step of its failure (None: no failure), type of failure, and its length in
+    ``steps``.
 
-    ``judged``: the types that could be judged; a run is clean of no other. ``repository``: origin of a third-party run,
-    "" if unknown.
+    ``judged``: the types of failure that could be judged. ``repository``: origin of a third-party run, "" if unknown.
     """
 
     run: str
@@ -190,16 +194,16 @@ class Labels:
 
     @property
     def by_run(self) -> dict[str, Label]:
-        """Return run -> label."""
+        """Labels by the name of their run."""
         return {label.run: label for label in self.labels}
 
     def of(self, table: RunTable) -> list[Label]:
-        """Return the label of each run of a table, in its order.
+        """Return the label of each run of ``table``, in its order.
 
         Raises
         ------
         ConfigError
-            If a run has none.
+            If a run has no label.
         """
         known = self.by_run
         absent = [run for run in table.runs if run not in known]
@@ -208,11 +212,11 @@ class Labels:
         return [known[run] for run in table.runs]
 
     def count(self, outcome: RunOutcome) -> int:
-        """Return the number of runs with that outcome."""
+        """Return the number of runs with the given ``outcome``."""
         return sum(label.outcome is outcome for label in self.labels)
 
     def columns(self) -> dict[str, list[object]]:
-        """Return the table ``run, onset, type, class, steps, judged, version``."""
+        """Return the labels as columns ``run, onset, type, class, steps, judged, version``."""
         rows = [
             (each.run, each.onset, each.type, each.outcome.value, each.steps, " ".join(each.judged), self.version)
             for each in self.labels
@@ -220,16 +224,16 @@ class Labels:
         return {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)}
 
     def write(self, path: Path) -> Path:
-        """Write the labels as CSV or Parquet."""
+        """Write the labels to ``path`` as CSV or Parquet; return the path."""
         return tables.write_file(path, self.columns())
 
 
 def label_runs(table: RunTable, version: str = VERSION) -> Labels:
-    """Label all runs of a table.
+    """Label all runs of a table by a version of the limits.
 
-    Levels and onsets as in ``labels-v1.toml``, classes as in ``labels-v2.toml``, runs that take off as in
-    ``labels-v3.toml``. Retrospective: whether a limit stays passed is read from the rows after, so no label may reach a
-    forecaster. A limit whose columns a run lacks is not judged; the label lists those that were.
+    Levels and onsets are defined in ``labels-v1.toml``, classes in ``labels-v2.toml``, and runs that take off in
+    ``labels-v3.toml``. A limit counts as passed only if later rows stay beyond it, so no label may reach a forecaster.
+    A limit whose columns a run lacks is not judged; the label lists those that were.
 
     Raises
     ------
@@ -274,7 +278,7 @@ def _came_out(first: tuple[int, str] | None, early: int, spared: RunOutcome) -> 
 
 
 def read_labels(path: Path) -> Labels:
-    """Labels from a file that :meth:`Labels.write` wrote, or any table with ``run, onset, type, class``.
+    """Read labels from a file written by :meth:`Labels.write`, or any table with columns ``run, onset, type, class``.
 
     Raises
     ------
@@ -305,8 +309,8 @@ def _read(path: Path, row: Mapping[str, Any]) -> Label:
 def labels_of_index(path: Path, version: str = VERSION) -> Labels:
     """Read labels that people assigned: an index with ``run_id`` (or ``run``), ``severity`` and ``onset_step``.
 
-    ``healthy`` is clean, ``transient`` ambiguous, ``instability`` and ``dead`` events from their onset on. The type is
-    the severity; ``repo``, where there is such a column, is the repository.
+    ``healthy`` is read as clean, ``transient`` as ambiguous, ``instability`` and ``dead`` as events from their onset
+    on. The type is the severity; ``repo``, if there is such a column, is the repository.
 
     Raises
     ------
@@ -360,27 +364,31 @@ def _classes() -> str:
 
 @dataclass
 class OnsetFinder:
-    """Judge the rows of one table by one version of the limits; levels and baselines are cached."""
+    """Finds the steps at which runs of one table pass limits of one version; levels and baselines are cached."""
 
     table: RunTable
     limits: LabelLimits
     _levels: dict[str, Floats] = field(default_factory=dict)
 
     def metric_of(self, limit: LabelLimit) -> str | None:
-        """Return the first of the limit's metrics in the table; None without one, or without other columns it needs."""
+        """Return the first of the limit's metrics that the table has; None without one, or if other needed columns are
+        missing.
+        """
         needed = [limit.unless[0]] if limit.unless else []
         if any(name not in self.table.columns for name in needed):
             return None
         return next((name for name in limit.metrics if name in self.table.columns), None)
 
     def level(self, metric: str) -> Floats:
-        """Return the median of the rows of the last steps; the previous one where none of them was measured."""
+        """Return the level of ``metric`` at each row: the median over the last steps, or the previous level if none
+        was measured.
+        """
         if metric not in self._levels:
             self._levels[metric] = level(self.table, metric, self.limits.windows.median)
         return self._levels[metric]
 
     def baseline(self, metric: str) -> Floats:
-        """Return each run's median over the baseline's steps; NaN without a row."""
+        """Return for each run the median of ``metric`` over the steps of the baseline; NaN without a row there."""
         first, last = self.limits.windows.baseline
         values = self.table.columns[metric].values
         inside = (self.table.step >= first) & (self.table.step <= last) & ~np.isnan(values)
@@ -392,7 +400,9 @@ class OnsetFinder:
         return found
 
     def judged(self, limit: LabelLimit) -> Bools:
-        """Return for each run whether the limit can be judged: it was measured, with a baseline where one is needed."""
+        """Return for each run True if ``limit`` can be judged: its metric was measured, and its baseline if one is
+        needed.
+        """
         metric = self.metric_of(limit)
         if metric is None:
             return np.zeros(len(self.table.runs), dtype=bool)
@@ -408,7 +418,7 @@ class OnsetFinder:
         return np.add.reduceat(self.table.columns[metric].measured, self.table.starts[:-1]) > 0
 
     def passed(self, limit: LabelLimit) -> Bools:
-        """Return for each row whether the limit is passed."""
+        """Return for each row of the table True if ``limit`` is passed there."""
         metric = self.metric_of(limit)
         if metric is None:
             return np.zeros(len(self.table), dtype=bool)
@@ -450,7 +460,9 @@ class OnsetFinder:
         return (broken & ~skipped) | (streak(self.table, skipped) >= limit.skips)
 
     def onset(self, limit: LabelLimit) -> dict[int, int]:
-        """Return run (its index) -> first step from which the limit stays passed."""
+        """Return, by index of the run, the first step from which ``limit`` stays passed; runs without
+        one are left out.
+        """
         passed = self.passed(limit)
         kept = passed if limit.kind == "broken" else sustained(self.table, passed, self.limits)
         rows = np.flatnonzero(kept)
@@ -458,13 +470,13 @@ class OnsetFinder:
         return {int(run): int(self.table.step[rows[i]]) for run, i in zip(runs, at, strict=True)}
 
     def touched(self, limit: LabelLimit) -> Floats:
-        """Return for each run the number of steps with the limit passed (rows times the run's usual steps a row)."""
+        """Return for each run the number of steps with ``limit`` passed (rows times the run's usual steps a row)."""
         count = np.add.reduceat(self.passed(limit).astype(np.float64), self.table.starts[:-1])
         return count * cadence(self.table)
 
 
 def bounds(limit: LabelLimit, base: Floats) -> list[Floats]:
-    """Return the bounds for the level, given baselines ``base``."""
+    """Return the bounds that ``limit`` sets for the level of its metric, given the runs' baselines ``base``."""
     level = [] if limit.level is None else [np.full_like(base, limit.level)]
     times = [] if limit.times is None else [limit.times * base]
     plus = [] if limit.plus is None else [base + limit.plus]
@@ -472,13 +484,13 @@ def bounds(limit: LabelLimit, base: Floats) -> list[Floats]:
 
 
 def cadence(table: RunTable) -> Floats:
-    """Return the median number of steps from row to row for each run; 1 for a run of one row."""
+    """Return for each run of ``table`` the median number of steps between consecutive rows; 1 for a run of one row."""
     spans = [table.span[table.rows(i)][1:] for i in range(len(table.runs))]
     return np.array([float(np.median(span)) if len(span) else 1.0 for span in spans])
 
 
 def level(table: RunTable, metric: str, window: int) -> Floats:
-    """Return the median of the values of the last ``window`` steps, including the row itself, without NaN."""
+    """Return for each row the median of ``metric``, without NaN, over the last ``window`` steps including its own."""
     values = table.columns[metric].values
     lags = np.full((len(values), window), np.nan)
     for back in range(min(window, len(values))):
@@ -497,7 +509,7 @@ def level(table: RunTable, metric: str, window: int) -> Floats:
 
 
 def carried(table: RunTable, values: Floats) -> Floats:
-    """Return ``values`` with each NaN replaced by the last value before it, within a run."""
+    """Return ``values`` with each NaN replaced by the last earlier value of its run."""
     there = np.where(np.isnan(values), -1, np.arange(len(values)))
     last = np.maximum.accumulate(there)
     known = last >= table.starts[:-1][table.run_of]
@@ -505,23 +517,27 @@ def carried(table: RunTable, values: Floats) -> Floats:
 
 
 def best_so_far(table: RunTable, values: Floats, since: int) -> Floats:
-    """Return the running maximum within each run, over the rows from step ``since`` on; 0 before."""
+    """Return for each row the maximum of ``values`` so far in its run, over rows from step ``since`` on; 0 before."""
     return running(table, np.where((table.step >= since) & ~np.isnan(values), values, 0.0))
 
 
 def running(table: RunTable, values: Floats) -> Floats:
-    """Return the running maximum within each run."""
+    """Return for each row the maximum of ``values`` so far in its run."""
     best = [np.maximum.accumulate(values[table.rows(i)]) for i in range(len(table.runs))]
     return np.concatenate(best) if best else values
 
 
 def earlier(table: RunTable, steps: int) -> Ints:
-    """Return for each row the last row of its run at least ``steps`` before; the run's first without one."""
+    """Return for each row the index of the last row of its run at least ``steps`` before; the run's first row if none
+    is.
+    """
     return np.maximum(np.searchsorted(table.key, table.key - steps, side="right") - 1, table.starts[table.run_of])
 
 
 def streak(table: RunTable, flags: Bools) -> Ints:
-    """Return the steps since the first row of the unbroken series of flagged rows around each row; 0 outside."""
+    """Return for each row the steps since the first row of its unbroken series of rows with ``flags`` set; 0 outside
+    one.
+    """
     fresh = np.ones(len(flags), dtype=bool)
     fresh[1:] = ~flags[:-1] | (table.run_of[1:] != table.run_of[:-1])
     began = np.maximum.accumulate(np.where(fresh, np.arange(len(flags)), 0))
@@ -529,7 +545,7 @@ def streak(table: RunTable, flags: Bools) -> Ints:
 
 
 def sustained(table: RunTable, passed: Bools, limits: LabelLimits) -> Bools:
-    """Return the rows where ``passed`` holds and continues for the share of the next steps that the limits require."""
+    """Return a mask of the rows at which ``passed`` holds and continues for the required share of the next steps."""
     windows = limits.windows
     key = table.key
     counts = np.concatenate([[0], np.cumsum(passed)])
@@ -541,7 +557,9 @@ def sustained(table: RunTable, passed: Bools, limits: LabelLimits) -> Bools:
 
 
 def earliest(found: Mapping[str, int], order: tuple[str, ...]) -> tuple[int, str] | None:
-    """Return the first onset and its type; None without one."""
+    """Return the earliest onset in ``found`` and its type; None if it is empty. ``order``: types, by which ties are
+    broken.
+    """
     if not found:
         return None
     first = min(found.values())

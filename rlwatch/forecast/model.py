@@ -1,8 +1,8 @@
-"""A hazard model: chances of a failure within the next steps, from the features of a run.
+"""The forecasting model: probabilities of a failure within the next steps, from the features of a run.
 
-Time to the onset is cut at the horizons: one head predicts an onset within 20 steps, the next an onset within 50 if not
-within 20, the last one within 100 if not within 50 (a discrete-time hazard model: runs that ended without a failure
-count for as long as they were observed). So p20 <= p50 <= p100 by construction.
+It is a discrete-time hazard model: one head predicts an onset within 20 steps, the next an onset within 50 if not
+within 20, the last one within 100 if not within 50. Runs that ended without a failure count for as long as they were
+observed. Therefore p20 <= p50 <= p100 by construction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlwatch.records import JSON
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """Chance of an onset within each of the horizons."""
+    """Probability of a failure onset within 20, 50 and 100 steps."""
 
     p20: float
     p50: float
@@ -39,7 +39,7 @@ class Chances:
 
     @property
     def steps_to(self) -> float | None:
-        """Expected steps to an onset within the last horizon; None where that is improbable (p100 < 0.5)."""
+        """Expected steps to an onset within the last horizon; None if that is improbable (p100 < 0.5)."""
         if self.p100 < 0.5:
             return None
         mass = (self.p20, self.p50 - self.p20, self.p100 - self.p50)
@@ -49,10 +49,10 @@ class Chances:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Thresholds for the runs that log at least these signals.
+    """Alarm thresholds for the runs that log at least these signals.
 
-    ``thresholds``: budget (false alarm episodes in 1000 healthy steps) -> least p50 that is an alarm; ``static``: the
-    same of the share of the way to a limit.
+    ``thresholds``: budget (false alarm episodes in 1000 healthy steps) -> least p50 that is an alarm; ``static``:
+    budget -> least share of the way to a limit that is one.
     """
 
     name: str
@@ -63,10 +63,11 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``hazards``: one head a horizon; ``limits``: one head a type of onset; ``features``: names the heads index.
+    """A forecasting model. ``hazards``: one head for each horizon; ``limits``: one for each type of onset;
+    ``features``: names.
 
-    ``gains``: share of each signal in what the hazards learnt; ``meta``: versions, data and seeds it was made with;
-    ``sparse``: the model of logs with rows several steps apart, None where this one is all there is.
+    ``gains``: share of each signal in the gain of the hazards; ``meta``: versions, data and seeds used in training;
+    ``sparse``: the model of logs with rows several steps apart, None if there is none.
     """
 
     features: tuple[str, ...]
@@ -91,32 +92,34 @@ class Model:
         object.__setattr__(self, "_signal_of", of)
 
     def chances(self, x: Sequence[float] | Floats) -> Chances:
-        """Of an onset within the horizons. ``x``: values in the order of :attr:`features`, NaN where not measured."""
+        """Return the probabilities of an onset from one vector of features, in the order of :attr:`features` (NaN: not
+        measured).
+        """
         return self.chances_of(_row(x))[0]
 
     def chances_of(self, rows: Floats) -> list[Chances]:
-        """The same of many rows (rows, features) at once."""
+        """Return the probabilities of an onset for each row of ``rows`` (rows, features)."""
         return [_chances(logits) for logits in self._hazards.logits(rows).tolist()]
 
     def limit(self, x: Sequence[float] | Floats) -> str:
-        """Return the most likely type of onset; empty where the model cannot distinguish them."""
+        """Return the most likely type of onset for a vector of features; empty if the model cannot distinguish them."""
         kinds = tuple(self.limits)
         return kinds[int(self._limits.logits(_row(x))[0].argmax())] if kinds else ""
 
     def why(self, x: Sequence[float] | Floats) -> dict[str, float]:
-        """Log-odds that each signal adds to an onset within 50 steps."""
+        """Return the log-odds that each signal adds to an onset within 50 steps, for a vector of features."""
         shares = list(islice(self._hazards.shares(_row(x)), 2))
         signals = self._signal_of[np.concatenate([feature for feature, _ in shares])]
         added = np.bincount(signals, np.concatenate([change for _, change in shares])).tolist()
         return {self._signals[signal]: added[signal] for signal in dict.fromkeys(signals.tolist())}
 
     def known(self, signals: frozenset[str]) -> float:
-        """Return the share of the model's gain that a run with these signals can use, in [0, 1]."""
+        """Return the share of the model's gain, in [0, 1], that comes from ``signals``, those that a run logs."""
         total = sum(self.gains.values())
         return sum(gain for signal, gain in self.gains.items() if signal in signals) / total if total else 0.0
 
     def profile(self, signals: frozenset[str]) -> Profile:
-        """The richest profile whose signals the run has nearly all of; the poorest where it has few."""
+        """Return the richest threshold profile whose signals a run has nearly all of, else the poorest profile."""
         fitting = [p for p in self.profiles if len(p.signals & signals) >= 0.8 * len(p.signals)]
         return max(fitting, key=lambda p: len(p.signals), default=min(self.profiles, key=lambda p: len(p.signals)))
 
@@ -144,7 +147,14 @@ def signal_of(feature: str) -> str:
 def reasons(added: Mapping[str, float], names: Mapping[str, str], most: int = 3) -> tuple[ForecastReason, ...]:
     """Return the signals with the strongest evidence for a failure, with their share of it.
 
-    ``names``: the metric from which each signal of the run is read; signals that it does not log are left out.
+    Parameters
+    ----------
+    added
+        Log-odds that each signal adds.
+    names
+        Metric from which each signal of the run is read; signals that it does not log are left out.
+    most
+        Most signals to return.
     """
     speaking = {signal: value for signal, value in added.items() if value > 0.0 and math.isfinite(value)}
     total = sum(speaking.values())
@@ -161,16 +171,16 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 LEAF = -1
-"""Feature index of a leaf."""
+"""Feature index that marks a leaf of a tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Nodes in columns of equal length, the root first and every child behind its parent.
+    """A decision tree: its nodes in columns of equal length, the root first and every child behind its parent.
 
     ``feature``: index of the tested feature, or :data:`LEAF`; ``threshold``: a value at or below it goes ``left``;
-    ``missing_left``: whether NaN does; ``value``: added (in log-odds) if the walk ends here, or would have
-    been.
+    ``missing_left``: 1 if NaN goes left; ``value``: log-odds that are added at a leaf, or would be if the tree ended at
+    that node.
     """
 
     feature: Sequence[int]
@@ -181,7 +191,7 @@ class Tree:
     value: Sequence[float]
 
     def paths(self) -> list[list[int]]:
-        """Nodes from the root to each leaf, the leftmost leaf first."""
+        """Return the nodes from the root to each leaf, the leftmost leaf first."""
         found, waiting = [], [[0]]
         while waiting:
             path = waiting.pop()
@@ -193,25 +203,26 @@ class Tree:
         return found
 
     def asking(self, place: Mapping[int, int]) -> Tree:
-        """The same tree over features that lie elsewhere."""
+        """Return a copy of the tree that tests feature ``place[i]`` for each feature ``i``."""
         feature = tuple(LEAF if tested == LEAF else place[tested] for tested in self.feature)
         return Tree(feature, self.threshold, self.missing_left, self.left, self.right, self.value)
 
     def times(self, factor: float) -> Tree:
-        """The same tree with all its values multiplied."""
+        """Return a copy of the tree with all its values multiplied by ``factor``."""
         values = tuple(factor * value for value in self.value)
         return Tree(self.feature, self.threshold, self.missing_left, self.left, self.right, values)
 
 
 FAR = 5.0
-"""Spreads at which a feature of a weighted sum is cut off: a line has no other way not to be carried away by one."""
+"""Spreads at which a feature of a weighted sum is clipped, so that no single feature dominates the sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearScore:
-    """A weighted sum, in columns of equal length: ``weight`` times ``feature`` (an index) over its ``spread``.
+    """A weighted sum of features, in columns of equal length: ``weight`` times ``feature`` (an index) over its
+    ``spread``.
 
-    A feature counts for at most :data:`FAR` spreads; one that was not measured has not moved, and adds nothing.
+    A feature counts for at most :data:`FAR` spreads; one that was not measured adds nothing.
     """
 
     feature: tuple[int, ...] = ()
@@ -221,7 +232,7 @@ class LinearScore:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Log-odds of one question: ``base``, the trees and the line added up, ``slope`` times that plus ``offset``.
+    """A binary predictor: log-odds are ``slope`` times (``base`` plus trees plus linear score) plus ``offset``.
 
     Slope and offset are the calibration.
     """
@@ -233,20 +244,22 @@ class Head:
     line: LinearScore = LinearScore()
 
     def logit(self, x: Sequence[float]) -> float:
-        """Calibrated log-odds."""
+        """Return the calibrated log-odds for a vector of features."""
         return float(HorizonModels((self,)).logits(_row(x))[0, 0])
 
     def shares(self, x: Sequence[float]) -> dict[int, float]:
-        """Log-odds that each feature added, as :meth:`HorizonModels.shares` has them."""
+        """Return the log-odds that each feature, by index, adds for a vector of features; see
+        :meth:`HorizonModels.shares`.
+        """
         feature, change = next(HorizonModels((self,)).shares(_row(x)))
         return dict(zip(feature.tolist(), change.tolist(), strict=True))
 
 
 class HorizonModels:
-    """Several heads evaluated at once, at many rows: every node of every tree is tested, no tree is walked.
+    """Several heads evaluated at once on many rows: every node of every tree is tested, and no tree is walked.
 
     Each node that sends a row to the right rules out the leaves to its left; of the leaves that remain, one bit each,
-    the leftmost is where a walk would end (Lucchese et al., QuickScorer, 2015).
+    the leftmost is the one a walk would reach (Lucchese et al., QuickScorer, 2015).
     """
 
     def __init__(self, heads: Sequence[Head]) -> None:
@@ -293,17 +306,17 @@ class HorizonModels:
         self._weight = np.array([weight for line in lines for weight in line.weight])
 
     def logits(self, x: Floats) -> Floats:
-        """Calibrated log-odds of each head at each row of ``x`` (rows, features), in its features' order."""
+        """Return the calibrated log-odds of each head at each row of ``x`` (rows, features), as (rows, heads)."""
         found = np.empty((len(x), len(self._heads)))
         for first in range(0, len(x), AT_ONCE):
             found[first : first + AT_ONCE] = self._block(x[first : first + AT_ONCE])
         return found
 
     def shares(self, row: Floats) -> Iterator[tuple[Ints, Floats]]:
-        """Features and the log-odds that each added at one row (1, features), of one head after the other.
+        """Yield for each head the indices of features and the log-odds that each added, at one ``row`` (1, features).
 
-        Along each path, the change of value goes to what was tested. Exact: the values sum to the logit less that of a
-        walk that asks nothing (Saabas, 2014).
+        Along each path, the change of value is attributed to the tested feature. The values sum exactly to the logit
+        less the values at the roots (Saabas, 2014).
         """
         leaves, terms = self._leaves(row)[0], self._terms(row)[0]
         for i, head in enumerate(self._heads):
@@ -365,7 +378,7 @@ class HorizonModels:
 
 
 AT_ONCE = 32
-"""Rows that are read at once: what is tested of them then fits in a processor's cache."""
+"""Rows that are evaluated at once, chosen so that their data fit in a processor's cache."""
 
 
 def _features_of(head: Head) -> Iterator[int]:
@@ -376,7 +389,7 @@ def _features_of(head: Head) -> Iterator[int]:
 
 
 def probability(logit: float) -> float:
-    """Logistic function, for any finite or infinite logit."""
+    """Return the logistic function of ``logit``, which may be infinite."""
     return 1.0 / (1.0 + math.exp(-logit)) if logit >= 0.0 else 1.0 - 1.0 / (1.0 + math.exp(min(logit, 700.0)))
 
 
@@ -394,7 +407,7 @@ LEAST_SPREAD = 1e-12
 _WHOLE = ("feature", "missing_left", "left", "right")
 HAZARDS = 3
 MOST_NODES = 127
-"""Nodes of a tree with 64 leaves, each of which is one bit of a number."""
+"""Most nodes of a tree: it then has 64 leaves, each of which is one bit of a number."""
 
 
 class _WrongError(ValueError):
@@ -402,7 +415,7 @@ class _WrongError(ValueError):
 
 
 def shipped_model() -> Model:
-    """The model that comes with rlwatch. Raises ``ConfigError`` if its file is not the one that was shipped."""
+    """Return the model that comes with rlwatch. Raises ``ConfigError`` if its file was changed."""
     folder = files("rlwatch.forecast") / "shipped"
     return parse_model(
         (folder / "hazard.json").read_bytes(),
@@ -419,12 +432,12 @@ def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Model:
     path
         The JSON file. A file of the same name that ends in ``.sha256`` pins its contents.
     sha256
-        Hash that the contents must have, instead of the one in the ``.sha256`` file.
+        Hash that the contents must have, in place of the one in the ``.sha256`` file.
 
     Raises
     ------
     ConfigError
-        If there is no such file, its hash is another one, or anything in it is not as it must be.
+        If there is no such file, its hash is another one, or its contents are not valid.
     """
     file = Path(path)
     pin = file.with_suffix(".sha256")
@@ -439,7 +452,10 @@ def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Model:
 
 
 def parse_model(data: bytes, *, sha256: str | None = None, name: str = "the forecasting model") -> Model:
-    """Read a model from the bytes of its file. Raises ``ConfigError`` as :func:`load` does."""
+    """Read a model from the bytes of its file, and check them against ``sha256`` if given.
+
+    ``name`` is used in messages. Raises ``ConfigError`` if the hash differs or the contents are not valid.
+    """
     found = hashlib.sha256(data).hexdigest()
     if sha256 is not None and found != sha256:
         raise ConfigError(
@@ -452,7 +468,10 @@ def parse_model(data: bytes, *, sha256: str | None = None, name: str = "the fore
 
 
 def write_model(model: Model, path: str | os.PathLike[str]) -> str:
-    """Write a model and its hash in a second file; both appear whole or not at all. Return the hash."""
+    """Write a model to ``path``, and its hash to a file ending in ``.sha256``; return the hash.
+
+    Both files appear whole or not at all.
+    """
     file = Path(path)
     data = json.dumps(_plain(model), separators=(",", ":"), allow_nan=False).encode() + b"\n"
     digest = hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""The record of past forecasts: each prediction, its outcome and lead time, and how often forecasts were right.
+"""The record of past forecasts: each alarm with its outcome and lead time, and how often probabilities were right.
 
 An alarm came true if a failure (an onset by the newest labels) began at or after its first row and within
 :data:`HORIZON` steps of its last one. A user's answer ("was this right?") takes precedence over that.
@@ -25,13 +25,13 @@ from rlwatch.ports import RunReader, Store
 from rlwatch.records import AuditEntry, ForecastAnswer, RunInfo, RunState, StepRecord
 
 HORIZON = 50
-"""Steps within which a failure is forecast: those of p50, by which alarms are raised."""
+"""Steps within which a failure is forecast by p50, the probability that raises alarms."""
 EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Bounds of the bins of the reliability curve."""
 
 
 class Came(StrEnum):
-    """Outcomes of a forecast."""
+    """Outcomes of a past forecast."""
 
     TRUE = "came true"
     FALSE = "did not come true"
@@ -47,10 +47,10 @@ class Came(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """One alarm, from its first row ``step`` to its ``last``; or a missed failure (``step``: its onset).
+    """One past alarm, from its first row ``step`` to its ``last``; or a missed failure (``step``: its onset).
 
     ``p50``: the highest probability during the alarm (None: only limits were watched). ``onset``, ``type``: of the
-    run's failure, if it failed; ``lead``: steps from the first row of the alarm to it.
+    run's failure, if it failed; ``lead``: steps from the first row of the alarm to the onset.
     """
 
     run_id: str
@@ -66,12 +66,14 @@ class Past:
 
     @property
     def lead(self) -> int | None:
-        """Return the steps of warning, if it came true."""
+        """Steps of warning that a true alarm gave before the failure; None for any other outcome."""
         return self.onset - self.step if self.came is Came.TRUE and self.onset is not None else None
 
     @property
     def right(self) -> bool | None:
-        """Return whether it was right, by a user's answer if there is one; None while unknown."""
+        """True if the forecast was right, False if it was wrong, None while unknown; a user's answer
+        takes precedence.
+        """
         if self.answer is not None:
             return self.answer.right
         return {Came.TRUE: True, Came.FALSE: False}.get(self.came)
@@ -79,7 +81,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Forecasts of one run: alarms and misses, and for each step with a probability whether a failure followed."""
+    """Past forecasts of one run: alarms and misses, and for each step with a probability True if a failure followed."""
 
     run_id: str
     past: tuple[Past, ...] = ()
@@ -89,7 +91,9 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Steps with a predicted probability in [``low``, ``high``): its mean, and the observed share of failures."""
+    """Steps with a predicted probability in [``low``, ``high``): its mean, and the observed share followed by a
+    failure.
+    """
 
     low: float
     high: float
@@ -101,7 +105,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Forecasts of many runs. ``runs``: number of runs with a forecast."""
+    """Past forecasts of many runs. ``runs``: number of runs with a forecast."""
 
     past: tuple[Past, ...] = ()
     curve: tuple[Bin, ...] = ()
@@ -110,12 +114,15 @@ class Record:
     leads: tuple[int, ...] = field(default=())
 
     def count(self, came: Came) -> int:
-        """Return the number of alarms with this outcome."""
+        """Return the number of alarms and misses with the outcome ``came``."""
         return sum(past.came is came for past in self.past)
 
 
 def rows_of(store: RunReader, run: RunInfo) -> dict[int, dict[str, float]]:
-    """Return step -> canonical metrics of a run, where its last attempt continued them. May raise ``StoreError``."""
+    """Return the canonical metrics of a run by step, following its last attempt. May raise ``StoreError``.
+
+    Steps of earlier attempts are used only up to the point from which a later one continued.
+    """
     rows, reader = dict[int, dict[str, float]](), RowReader(run.source)
     if run.last_step is None:
         return rows
@@ -126,7 +133,9 @@ def rows_of(store: RunReader, run: RunInfo) -> dict[int, dict[str, float]]:
 
 
 def record_of_run(store: Store, run: RunInfo) -> RunRecord | None:
-    """Return the record of one run, with answers; None without a forecast. May raise ``StoreError``."""
+    """Return the record of one run's past forecasts, with users' answers; None without a forecast. May raise
+    ``StoreError``.
+    """
     starts = {attempt: min(steps) for attempt, steps in store.steps(run.run_id).items() if steps}
     forecasts = [
         (kept.attempt, forecast_of(kept))
@@ -186,7 +195,7 @@ def _came(first: int, ended: int, onset: int | None, last: int, *, goes_on: bool
 
 
 def gathered(records: Iterable[RunRecord]) -> Record:
-    """Merge records; alarms keep the order of their runs."""
+    """Merge the forecast records of several runs into one; alarms keep the order of their runs."""
     known = list(records)
     past = tuple(each for record in known for each in record.past)
     leads = tuple(sorted(each.lead for each in past if each.lead is not None))
@@ -211,7 +220,7 @@ def curve(records: Sequence[RunRecord]) -> list[Bin]:
 
 
 def find_past(record: RunRecord | None, step: int) -> Past:
-    """Return the alarm or missed failure at ``step``. Raises ``ConfigError`` if there is none."""
+    """Return the alarm or missed failure of a run at ``step``. Raises ``ConfigError`` if there is none."""
     past = () if record is None else record.past
     found = [each for each in past if each.step <= step <= each.last]
     if not found:
@@ -221,7 +230,11 @@ def find_past(record: RunRecord | None, step: int) -> Past:
 
 
 def answer(store: Store, past: Past, *, right: bool, by: str, why: str = "", now: float) -> ForecastAnswer:
-    """Store a user's answer whether a forecast was right. Raises ``ConfigError`` if ``by`` is empty."""
+    """Store a user's answer that a past forecast was right or wrong, and return it. Raises ``ConfigError`` if ``by``
+    is empty.
+
+    ``by``: name of the user; ``why``: their reason; ``now``: time of the answer in Unix seconds.
+    """
     if not by.strip():
         raise ConfigError(f"an answer needs a name, got {by!r}; give yours with --by")
     given = ForecastAnswer(past.run_id, past.step, right, by.strip(), why.strip(), now, past.attempt)
@@ -232,9 +245,9 @@ def answer(store: Store, past: Past, *, right: bool, by: str, why: str = "", now
 
 
 def healthy_until(answers: Iterable[ForecastAnswer]) -> Mapping[str, int]:
-    """Return run -> step from which it is not healthy any more, by users' answers that a forecast was right.
+    """Return, by run, the first step that is no longer healthy according to users' answers that a forecast was right.
 
-    As for labels, the last :data:`~rlwatch.forecast.thresholds.NEAR` steps before count as part of the failure.
+    As for labels, the last :data:`~rlwatch.forecast.thresholds.NEAR` steps before it count as part of the failure.
     """
     found: dict[str, int] = {}
     for answer in answers:

@@ -1,8 +1,8 @@
-"""The input signals of a forecast: their last rows relative to the level at the start of the run.
+"""Input signals of the forecaster: recent values of metrics relative to the level at the start of the run.
 
-Each is read from the first of some metrics that the run logs. All are relative to the run's own first steps, so only
-the shape of a value's change matters: never its level, the step, the learning rate or the size of the weights (which
-distinguish recipes, not runs in trouble).
+Each signal is read from the first of several metrics that the run logs. All are relative to the run's own first steps,
+so only the shape of a change matters. Level, step, learning rate and size of the weights are not used, since they
+distinguish recipes and not runs in trouble.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 
 class ChangeScale(StrEnum):
-    """Measures of a change against the baseline b.
+    """Units for the change of a signal against its baseline b.
 
-    ``RATIO``: log((x + e) / (b + e)), with e = max(b / 20, ``floor``), for what is positive and may be near 0.
-    ``SHARE``: x - b, for shares in [0, 1]. ``NATS``: (x - b) / ``floor``, for log-probs.
-    ``SPREAD``: (x - b) / spread of the rewards at the start, for rewards, whose unit is unknown.
+    ``RATIO``: log((x + e) / (b + e)), with e = max(b / 20, ``floor``), for positive values that may be near 0.
+    ``SHARE``: x - b, for shares in [0, 1]. ``NATS``: (x - b) / ``floor``, for log-probs. ``SPREAD``: (x - b) / spread
+    of the rewards at the start, for rewards, whose unit is unknown.
     """
 
     RATIO = "ratio"
@@ -34,7 +34,9 @@ class ChangeScale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal. ``metrics``: canonical names, of which the first there is is read; ``complement``: as 1 - x."""
+    """One input signal. ``metrics``: canonical names, the first available of which is read;
+    ``complement``: as 1 - x.
+    """
 
     name: str
     metrics: tuple[str, ...]
@@ -89,9 +91,9 @@ SIGNALS: tuple[Signal, ...] = (
     _share("repetition", "text/repetition"),
     _ratio("advantage", 0.1, "adv/max"),
 )
-"""In the order of the feature vector. Adding one asks for a model trained anew."""
+"""Input signals in the order of the feature vector; adding one requires training a new model."""
 SPREAD_METRICS = ("reward/std", "reward/group_std")
-"""What a change of the reward is measured in."""
+"""Metrics that give the spread of the rewards, the unit for changes of the reward."""
 BY_SIGNAL = {signal.name: signal for signal in SIGNALS}
 
 
@@ -110,11 +112,11 @@ Floats = npt.NDArray[np.float64]
 ROWS = 64
 """Rows kept: 60 steps at one row a step, and more than that at a coarser cadence."""
 WARM_FROM, WARM_UNTIL = 10, 40
-"""Steps of a run, counted from its first, that make its baseline."""
+"""First and last of the steps, counted from the run's first, that make its baseline."""
 LEAST_WARM = 5
-"""Rows a baseline needs: a coarse log goes on past ``WARM_UNTIL`` until it has them."""
+"""Rows that a baseline needs; for a coarse log it extends past ``WARM_UNTIL`` until it has them."""
 LEAST_SPARSE, SPARSE_UNTIL = 3, 60
-"""Rows that are enough of a log so coarse that they are as many steps: waiting for five would take a hundred."""
+"""Rows that suffice for the baseline of a very coarse log, and the step from which they do."""
 
 _RATIO = np.array([each.scale is ChangeScale.RATIO for each in SIGNALS])
 _FLOOR = np.array([each.floor for each in SIGNALS])
@@ -124,20 +126,22 @@ _KL = np.array([each.name.startswith("kl_ref") for each in SIGNALS])
 
 
 class SignalNames(NamedTuple):
-    """Metrics as a run has named them up to a row: each signal's (None: it has none), and the last that broke."""
+    """Names of the metrics read up to a row: one for each signal (None: not logged), and the last that
+    was not finite.
+    """
 
     source: tuple[str | None, ...]
     broken: str
 
 
 class SignalHistory:
-    """Changes of every signal in the last rows against the run's start; missing and non-finite values are NaN there.
+    """Changes of every signal in the last rows against the run's start; missing and non-finite values are NaN.
 
-    Each signal keeps to the metric it was first read from: another estimator has another level. ``broken``: of each
-    row, whether a signal that had been a number no longer was; ``broken_metric``: the metric of which that was last so.
-    What never was a number is switched off (TRL's ``kl`` at beta = 0), not broken. :attr:`at`, :attr:`changes` and
-    :attr:`broken` hold :data:`ROWS` rows before the newest ones; where the run has had fewer, the first of them are
-    nothing: at step -inf, NaN, unbroken.
+    Each signal keeps to the metric it was first read from, since another estimator has another level. ``broken``: for
+    each row, True if a signal that had been a number no longer was; ``broken_metric``: the metric that last was. A
+    signal that never was a number is switched off (TRL's ``kl`` at beta = 0), not broken. :attr:`at`, :attr:`changes`
+    and :attr:`broken` hold :data:`ROWS` rows before the newest ones; if the run has had fewer, the first of them are
+    placeholders at step -inf, NaN, unbroken.
     """
 
     def __init__(self) -> None:
@@ -159,12 +163,12 @@ class SignalHistory:
 
     @property
     def steps(self) -> Floats:
-        """Return the steps of the rows so far."""
+        """Steps of the rows that are kept."""
         return self.at[np.isfinite(self.at)]
 
     @property
     def warm_rows(self) -> int:
-        """Return the number of rows in the baseline so far."""
+        """Number of rows in the baseline so far."""
         return len(self._warm)
 
     @property
@@ -173,13 +177,14 @@ class SignalHistory:
         return self._baseline
 
     def since_start(self, step: int) -> int:
-        """Return the steps since the first row."""
+        """Return the number of steps from the run's first row to ``step``."""
         return 0 if self._first is None else step - self._first
 
     def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[SignalNames]:
-        """Add rows of ascending ``steps``, one by one before the baseline is complete.
+        """Add rows of ascending ``steps``, and return the names read for each; one row a call before the baseline is
+        complete.
 
-        A step that is not beyond the last one takes back all from there on.
+        A step that is not beyond the last one discards all rows from that step on.
         """
         self._first = steps[0] if self._first is None else min(self._first, steps[0])
         kept = slice(0, len(self.at) if self.at[-1] < steps[0] else int((self.at < steps[0]).sum()))
@@ -196,11 +201,13 @@ class SignalHistory:
         return read
 
     def forget_reference(self) -> None:
-        """Forget KL after a reset of the reference: KL to the old reference is unrelated to KL to the new one."""
+        """Forget the KL to the reference model after a reset of it: the KL to the new one is unrelated."""
         self.changes[:, _KL] = math.nan
 
     def change(self, rows: Floats) -> Floats:
-        """Change of raw values against the baseline, in the scale of each signal: (rows, signals)."""
+        """Return the change of the raw values ``rows`` against the baseline, in the unit of each signal: (rows,
+        signals).
+        """
         base, edge = self._baseline, self._edge
         if base is None:
             return np.full_like(rows, math.nan)
@@ -210,7 +217,7 @@ class SignalHistory:
 
     @property
     def start(self) -> Floats:
-        """Return the baseline in the unit of the changes; NaN before it is complete."""
+        """Baseline in the unit of the changes; NaN before it is complete."""
         base = self._baseline
         return np.full(len(SIGNALS), math.nan) if base is None else base / self._unit
 
@@ -219,9 +226,9 @@ class SignalHistory:
         return self.change(np.array(self._warm))
 
     def scatter(self) -> float:
-        """Spread of the reward's rows at the start, in spreads of the rewards, from row to row; NaN without a reward.
+        """Return the spread of the reward between rows at the start, in spreads of the rewards; NaN without a reward.
 
-        A reward that rises meanwhile scatters no more for that.
+        It is computed from differences between rows, so a rising reward does not increase it.
         """
         rewards = self.warm_changes()[:, _SPREAD].ravel() if self._baseline is not None else np.empty(0)
         jumps = np.abs(np.diff(rewards[np.isfinite(rewards)]))

@@ -1,4 +1,4 @@
-"""Tables of many runs: rows in memory, read from Parquet and CSV files, joined, written.
+"""Tables of many runs: held in memory, read from Parquet and CSV files, joined, and written.
 
 Files need pyarrow (the extra ``forecast``), which is imported when one is read.
 """
@@ -27,14 +27,14 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 TRUTH = "truth/"
-"""Prefix of hidden columns: labels may read them, forecasters may not."""
+"""Prefix of hidden columns, which labels may read and forecasters may not."""
 HEALTHY = "healthy"
-"""The family of runs without a fault, or with one that is harmless or ends in time."""
+"""Family of the runs without a fault, or with one that is harmless or ends in time."""
 
 
 @dataclass(frozen=True)
 class MetricColumn:
-    """One metric over all rows: ``values`` is NaN where the value was NaN and where nothing was measured."""
+    """One metric over all rows of a table: ``values`` is NaN for a logged NaN and where nothing was measured."""
 
     values: Floats
     measured: Bools
@@ -46,7 +46,7 @@ class RunTable:
 
     ``runs``, ``recipes``, ``families``, ``pairs``: one entry a run. ``pairs``: the run of which a run is the faultless
     twin, or "". ``faults``: the step at which the fault of a run that was made to fail began, None (or no entry at all)
-    if unknown. ``at_once``: whether the fault is of a kind that does not come gradually (no entry: unknown).
+    if unknown. ``at_once``: True if the fault is of a kind that does not come gradually (no entry: unknown).
     ``starts``: the first row of each run and, last, the number of rows. ``step``: of each row. ``columns``: by
     canonical name, and hidden ``truth/`` ones.
     """
@@ -68,12 +68,12 @@ class RunTable:
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """Place of each run in ``runs``."""
+        """Index of each run in ``runs``, by name."""
         return {run: i for i, run in enumerate(self.runs)}
 
     @cached_property
     def run_of(self) -> Ints:
-        """Return the run of each row."""
+        """Index of the run of each row."""
         return np.repeat(np.arange(len(self.runs)), np.diff(self.starts))
 
     @cached_property
@@ -88,40 +88,42 @@ class RunTable:
 
     @cached_property
     def span(self) -> Ints:
-        """Return the steps that each row covers: those since the row before (1 for the first of a run)."""
+        """Steps that each row covers: those since the previous row of its run (1 for the first)."""
         span = np.diff(self.step, prepend=0)
         span[self.starts[:-1]] = 1
         return span
 
     @cached_property
     def stride(self) -> int:
-        """Farther than any two steps of a run are apart, with room for windows that reach beyond it."""
+        """Number larger than the distance of any two steps of a run, with room for windows that reach beyond it."""
         return int(self.step.max(initial=0)) + 100_000
 
     @cached_property
     def key(self) -> Ints:
-        """Ascending over runs and steps: run * stride + step, for searching rows by run and step."""
+        """Sort key of each row, run * stride + step, ascending, for searching rows by run and step."""
         return self.run_of * self.stride + self.step
 
     def find(self, runs: Ints, steps: Ints) -> Ints:
-        """First row of each of ``runs`` (places) at or after each of ``steps``; the next run's first if none is."""
+        """Return for each pair of ``runs`` (indices) and ``steps`` the first row at or after the step, or else the
+        next run's first.
+        """
         before, after = runs * self.stride, (runs + 1) * self.stride - 1
         found: Ints = np.searchsorted(self.key, np.clip(before + steps, before, after)).astype(np.int64)
         return found
 
     def rows(self, i: int) -> slice:
-        """Rows of the run at place ``i``."""
+        """Return the rows of the run with index ``i``."""
         return slice(int(self.starts[i]), int(self.starts[i + 1]))
 
     @cached_property
     def fault(self) -> Floats:
-        """Of each run, the step from which on a fault was there for good; infinite where none is known of."""
+        """Step of each run from which a fault was permanently there; infinite if none is known."""
         known = zip(self.faults or (None,) * len(self.runs), self.families, strict=True)
         return np.array([np.inf if step is None or family == HEALTHY else step for step, family in known], dtype=float)
 
     @property
     def sound_until(self) -> Floats:
-        """Of each run, the step of its fault; minus infinity where none is known of: then no step is known as sound."""
+        """Step of each run's fault, before which it is healthy; minus infinity if no fault is known."""
         return np.where(np.isfinite(self.fault), self.fault, -np.inf)
 
     @property
@@ -130,7 +132,7 @@ class RunTable:
         return [name for name in self.columns if not name.startswith(TRUTH)]
 
     def stream(self, i: int) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield (step, measured metrics that are not hidden) of one run, row by row: all that a forecaster sees."""
+        """Yield the step and the measured, visible metrics of each row of run ``i``: all that a forecaster may use."""
         rows = self.rows(i)
         names = self.visible
         values = [self.columns[name].values[rows].tolist() for name in names]
@@ -139,7 +141,7 @@ class RunTable:
             yield step, {n: v[at] for n, v, m in zip(names, values, there, strict=True) if m[at]}
 
     def only(self, places: Sequence[int]) -> RunTable:
-        """The same of some runs, in that order."""
+        """Return a table of the runs with the indices ``places``, in that order."""
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in places] or [np.zeros(0, int)])
         lengths = [int(self.starts[i + 1] - self.starts[i]) for i in places]
 
@@ -161,12 +163,12 @@ PARQUET = ".parquet"
 
 
 def arrow(part: str = "pyarrow") -> Any:
-    """Return a module of pyarrow, or raise one error with the package to install.
+    """Return the module ``part`` of pyarrow.
 
     Raises
     ------
     MissingExtraError
-        If it is not installed.
+        If pyarrow is not installed.
     """
     try:
         return import_module(part)
@@ -175,19 +177,20 @@ def arrow(part: str = "pyarrow") -> Any:
 
 
 def is_csv(path: Path) -> bool:
-    """Return whether the name is that of a CSV file."""
+    """Return whether ``path`` has the name of a CSV file."""
     return path.name.endswith(CSV)
 
 
 def read_file(path: Path) -> Any:
-    """An Arrow table: a Parquet file, a CSV (also ``.csv.gz``), or a folder of Parquet files, read in order of name.
+    """Return an Arrow table from a Parquet file, a CSV (also ``.csv.gz``), or a folder of Parquet files, in order of
+    name.
 
     In a CSV an empty cell is not measured; ``nan``, ``inf`` and ``-inf`` are values.
 
     Raises
     ------
     ImportFormatError
-        If it is neither, or cannot be read.
+        If ``path`` is none of these, or cannot be read.
     """
     pa = arrow()
     try:
@@ -256,7 +259,9 @@ _RECORD = b"rlwatch.run"
 
 
 def read_runs(path: Path, runs: Path | None = None) -> RunTable:
-    """Rows of runs from Parquet or CSV, wide (a column a metric) or long (``run, step, metric, value``).
+    """Read the rows of runs from Parquet or CSV, wide (a column a metric) or long (``run, step, metric, value``).
+
+    Names of trainers are read as canonical ones (:mod:`rlwatch.metrics`); unknown and textual columns are left out.
 
     Parameters
     ----------
@@ -265,8 +270,6 @@ def read_runs(path: Path, runs: Path | None = None) -> RunTable:
     runs
         The ``runs`` table (``run, recipe, family, pair, fault_step, at_once``); None: ``NAME-runs`` in the folder of
         ``path``, if there is one, or those in the folder ``path``.
-
-    Names of trainers are read as canonical ones (:mod:`rlwatch.metrics`); unknown and textual columns are left out.
 
     Raises
     ------
@@ -482,11 +485,13 @@ def _some(names: list[str], most: int = 8) -> str:
 # Run tables from what is in memory, and from several tables.
 
 Rows = Mapping[int, Mapping[str, float]]
-"""Step -> canonical metrics."""
+"""Rows of a run: canonical metrics by step."""
 
 
 def table_of_rows(runs: Mapping[str, Rows], *, recipe: str = "own", family: str = "own") -> RunTable:
-    """A table of runs whose rows are at hand; runs without rows are left out.
+    """Return a table of ``runs``, given as their rows by step; runs without rows are left out.
+
+    ``recipe`` and ``family`` are those of all the runs.
 
     Raises
     ------
@@ -512,7 +517,7 @@ def table_of_rows(runs: Mapping[str, Rows], *, recipe: str = "own", family: str 
 
 
 def joined_tables(tables: Sequence[RunTable]) -> RunTable:
-    """One table of all runs; a metric that a table does not have was not measured there.
+    """Return one table of the runs of several tables; a metric that a table lacks counts as not measured there.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Thresholds that keep a budget of false alarms: of a model on runs it has not seen, and of one's own healthy runs."""
+"""Alarm thresholds that keep a budget of false alarms, on runs a model has not seen or on a user's own healthy runs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from rlwatch.forecast.labels import Labels, RunOutcome
 from rlwatch.forecast.tables import RunTable
 
 BUDGETS = (0.25, 0.5, 1.0, 2.0, 5.0)
-"""False alarm episodes in 1000 healthy steps."""
+"""Budgets for which thresholds are computed: false alarm episodes in 1000 healthy steps."""
 QUIET_STEPS = 25
-"""Alarms closer than this are one episode."""
+"""Most steps between two alarms that count as one episode."""
 NEAR = 100
-"""Steps before an onset in which an alarm is no false one."""
+"""Steps before a failure's onset in which an alarm is not counted as false."""
 RAISED = tuple(1.0 + 0.1 * i for i in range(11))
-"""How far the shares of both layers are raised."""
+"""Factors by which the budget shares of both layers are raised in search of the best pair of thresholds."""
 STATIC_SHARE = 0.4
-"""Part of the budget that the way to the nearest limit gets; the model gets the rest."""
+"""Share of the budget for progress to the nearest limit; the model gets the rest."""
 
 
 def smoothed(part: Examples, scores: Floats) -> Floats:
-    """Median of the last rows of each run, as the forecaster takes it; rows of a run lie together, in order."""
+    """Return for each row the median score of the last rows of its run, as the forecaster computes it.
+
+    The rows of each run must be adjacent and in order.
+    """
     found = scores.copy()
     for at in _runs(part):
         mine, rows = scores[at], rows_judged(part.step[at])
@@ -38,9 +41,9 @@ def smoothed(part: Examples, scores: Floats) -> Floats:
 
 
 def sound_until(table: RunTable, labels: Labels) -> Floats:
-    """Of each run without an onset, the step before which it is healthy.
+    """Return for each run the step before which it is healthy.
 
-    Infinite of a clean one, that of the fault of a faulty one; -inf of others, which count nowhere.
+    It is infinite for a clean run, the step of the fault for a faulty one, and minus infinity for all others.
     """
     known = [label.outcome for label in labels.of(table)]
     whole = np.where([outcome is RunOutcome.CLEAN for outcome in known], np.inf, -np.inf)
@@ -48,16 +51,16 @@ def sound_until(table: RunTable, labels: Labels) -> Floats:
 
 
 def healthy(part: Examples, sound: Floats) -> npt.NDArray[np.bool_]:
-    """Rows in which any alarm is false: of sound runs, and of failing ones long before the onset.
+    """Return a mask of the rows at which any alarm is false: of sound runs, and of failing ones long before the onset.
 
-    ``sound``: of each place in the table, as :func:`sound_until` gives it.
+    ``sound``: result of :func:`sound_until` for the runs of the table.
     """
     fails = np.isfinite(part.ahead)
     return np.where(fails, part.ahead > NEAR, part.step < sound[part.run])
 
 
 def episodes(part: Examples, alarm: npt.NDArray[np.bool_]) -> int:
-    """Alarms, those of one run within 25 steps of each other counted once."""
+    """Return the number of alarm episodes; alarms of one run within 25 steps of each other count once."""
     rows = np.flatnonzero(alarm)
     if not len(rows):
         return 0
@@ -66,15 +69,15 @@ def episodes(part: Examples, alarm: npt.NDArray[np.bool_]) -> int:
 
 
 def steps_watched(part: Examples) -> float:
-    """Steps that the rows stand for: their own cadence counts, not their number."""
+    """Return the number of steps that the rows of ``part`` cover, given the cadence of each run."""
     return sum(len(part.step[at]) * cadence(part.step[at]) for at in _runs(part))
 
 
 def threshold(part: Examples, scores: Floats, budget: float) -> float:
-    """The lowest threshold with at most ``budget`` episodes in 1000 steps.
+    """Return the lowest threshold with at most ``budget`` alarm episodes in 1000 steps.
 
-    ``part``: rows in which any alarm is false; ``scores``: smoothed. Candidates are the scores themselves, so the
-    number of episodes is exact; raising a threshold can split an episode, so the search goes down from the top.
+    ``part``: rows at which any alarm is false; ``scores``: their smoothed scores. Candidates are the scores themselves,
+    so the number of episodes is exact; raising a threshold can split an episode, so the search goes down from the top.
     """
     return _at(_descent(part, scores, budget), budget * steps_watched(part) / 1000.0)
 
@@ -82,10 +85,10 @@ def threshold(part: Examples, scores: Floats, budget: float) -> float:
 def jointly(
     part: Examples, model: Floats, static: Floats, budgets: Sequence[float] = BUDGETS
 ) -> list[tuple[float, float]]:
-    """Of each budget, thresholds of both layers that keep it together and make the most of it.
+    """Return for each budget a threshold for the model and one for the progress to limits that together keep it.
 
-    Each layer has its share; but many false alarms are those of both, so the shares are raised alike until the budget
-    is used up. ``part``, ``model``, ``static``: as :func:`threshold` takes them.
+    Each of the two has its share of the budget; as many false alarms occur in both, the shares are raised alike until
+    the budget is used up. ``part``: rows at which any alarm is false; ``model``, ``static``: their smoothed scores.
     """
     thousands, most = steps_watched(part) / 1000.0, RAISED[-1] * max(budgets)
     ways = [(_descent(part, model, most), 1.0 - STATIC_SHARE), (_descent(part, static, most), STATIC_SHARE)]
@@ -128,14 +131,14 @@ def _runs(part: Examples) -> list[slice]:
 # A threshold from one's own healthy runs: how high the forecast has gone where nothing went wrong.
 
 LEAST_STEPS = 2000
-"""Healthy steps below which they are less informative than the data that the model was made with."""
+"""Fewest healthy steps for a threshold; fewer are less informative than the data that the model was trained with."""
 APART = 25
-"""Steps of quiet that end an episode."""
+"""Steps without an alarm that end an episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recalibrated:
-    """``threshold`` on p50, from ``steps`` healthy steps in which it would have alarmed ``episodes`` times."""
+    """A custom ``threshold`` on p50, from ``steps`` healthy steps in which it would have alarmed ``episodes`` times."""
 
     threshold: float
     steps: int
@@ -143,7 +146,7 @@ class Recalibrated:
 
 
 def recalibrated(runs: Mapping[str, Sequence[tuple[int, float]]], budget: float, *, least: float = 0.0) -> Recalibrated:
-    """The lowest threshold that keeps the budget on runs that are known to be healthy.
+    """Return the lowest threshold on p50 that keeps a budget of false alarms on runs that are known to be healthy.
 
     Split conformal prediction on episodes: of n peaks that a threshold may be exceeded by, one more is taken to be
     still to come, so ``budget * steps / 1000 - 1`` of those seen may lie above it. Valid if the next healthy run is
@@ -152,11 +155,11 @@ def recalibrated(runs: Mapping[str, Sequence[tuple[int, float]]], budget: float,
     Parameters
     ----------
     runs
-        Run -> (step, p50) of its rows, ascending, p50 smoothed as the forecaster does it.
+        Step and smoothed p50 of the rows of each run, ascending.
     budget
         False alarm episodes in 1000 healthy steps, > 0.
     least
-        The result is never lower: the model's own threshold at twice the default budget.
+        Lower bound of the result: the model's own threshold at twice the default budget.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""From labelled runs to a model: grow, calibrate and choose thresholds on runs not seen, grow again on all.
+"""Training of a forecasting model from labelled runs: fit, calibrate, choose thresholds on unseen runs, fit again on
+all.
 
-The model is the mean of the log-odds of trees and of a line. Trees find what goes together, a line what holds
-everywhere: on recipes neither has seen, each errs where the other does not. Needs the extra ``forecast``
+The model is the mean of the log-odds of trees and of a linear model. Trees find interactions of signals, the linear
+model what holds everywhere; on recipes neither has seen, their errors differ. Needs the extra ``forecast``
 (scikit-learn, joblib).
 """
 
@@ -30,13 +31,13 @@ from rlwatch.records import JSON
 
 EVERYTHING = frozenset(signal.name for signal in SIGNALS)
 ENGINE = frozenset(name for name in EVERYTHING if name.startswith("mismatch"))
-"""What takes the log-probs of the rollout engine."""
+"""Signals that need the log-probs of the rollout engine."""
 PLAIN = frozenset({"reward", "entropy", "grad", "kl_ref", "clip_high", "length", "cut_off"})
-"""What nearly every trainer's own log has."""
+"""Signals that nearly every trainer's own log has."""
 TRL_LOG = PLAIN | {"reward_std", "zero_std", "clip_low"}
-"""What TRL writes without rlwatch's taps."""
+"""Signals that TRL logs without rlwatch's taps (hooks in the trainer)."""
 VERL_LOG = PLAIN | {"kl_old", "mismatch", "mismatch_gap", "mismatch_prob", "mismatch_weights"}
-"""What verl writes with its rollout correction on."""
+"""Signals that verl logs with its rollout correction on."""
 PROFILES: dict[str, frozenset[str]] = {
     "taps": EVERYTHING,
     "taps without engine": EVERYTHING - ENGINE,
@@ -44,15 +45,15 @@ PROFILES: dict[str, frozenset[str]] = {
     "verl's log": VERL_LOG,
     "plain log": PLAIN,
 }
-"""Name -> signals that such a run has at most; the richest first."""
+"""Most signals that runs of each named kind log; the richest kind first."""
 
 
 # Growing heads with scikit-learn, and reading them out of it.
 
 BEYOND = 1e300
-"""More than any feature, and still a number that JSON has."""
+"""Number larger than any feature that JSON can still represent."""
 LEAST_EVENTS = 8
-"""Runs with an onset of one type from which it gets a head of its own."""
+"""Fewest runs with an onset of one type for which that type gets a head of its own."""
 
 
 WORSE_WHEN_HIGH = frozenset(
@@ -71,7 +72,7 @@ WORSE_WHEN_HIGH = frozenset(
         ),
     }
 )
-"""Signals of which more has never been good."""
+"""Signals whose increase is never good."""
 RISING = frozenset(
     feature
     for feature in FEATURES
@@ -81,12 +82,16 @@ RISING = frozenset(
         and feature.split(":")[-1] in {"low", "high", "z", "slope25", "slope60"}
     )
 )
-"""Features that a cautious model may only take as a sign of a failure: the way to a limit, and rises of those."""
+"""Features that a cautious model may only take as a sign of a failure: progress to a limit, and rises
+of those signals.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """Settings of trees. ``rising``: features whose increase may only raise the chance (monotone constraints)."""
+    """Settings of the boosted trees. ``rising``: features whose increase may only raise the probability (monotone
+    constraints).
+    """
 
     trees: int = 120
     leaves: int = 10
@@ -98,7 +103,7 @@ class TreeSettings:
     rising: frozenset[str] = frozenset()
 
     def classifier(self) -> Any:
-        """An untrained classifier."""
+        """Return an untrained scikit-learn classifier with these settings."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         return HistGradientBoostingClassifier(
@@ -116,18 +121,24 @@ class TreeSettings:
 
 @dataclass(frozen=True)
 class GrownTrees:
-    """Classifiers of the three intervals between the horizons; ``kinds``: of each type of onset."""
+    """Trained tree classifiers: ``hazards`` for the three intervals between the horizons; ``kinds``: for each type of
+    onset.
+    """
 
     hazards: tuple[Any, Any, Any]
     kinds: dict[str, Any]
 
     def logits(self, x: npt.NDArray[np.float32]) -> Floats:
-        """Uncalibrated log-odds of each interval, (n, 3)."""
+        """Return the uncalibrated log-odds of an onset in each interval for the features ``x``, (n, 3)."""
         return np.stack([head.decision_function(x) for head in self.hazards], axis=1)
 
 
 def intervals(part: Examples) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]:
-    """Of each interval: rows that are at risk in it and were watched to its end, and whether the onset fell into it."""
+    """Return for each interval between horizons the rows to train on, and for each of them True if the onset fell into
+    it.
+
+    The rows are those still without an onset at its start and watched to its end.
+    """
     found = []
     for low, high in zip((0, *HORIZONS), HORIZONS, strict=False):
         hit = (part.ahead > low) & (part.ahead <= high)
@@ -138,7 +149,10 @@ def intervals(part: Examples) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[n
 
 
 def grow(part: Examples, how: TreeSettings, *, kinds: bool = False) -> GrownTrees:
-    """Train on examples. Raises ``ConfigError`` where an interval has no failure, or nothing else."""
+    """Train tree classifiers on examples; with ``kinds``, also one for each type of onset.
+
+    Raises ``ConfigError`` if an interval has no failure, or nothing else.
+    """
     found = intervals(part)
     for (_, hit), low, high in zip(found, (0, *HORIZONS), HORIZONS, strict=False):
         if not 0 < hit.sum() < len(hit):
@@ -169,7 +183,7 @@ def _kinds(part: Examples, how: TreeSettings) -> dict[str, Any]:
 
 
 def head_of(classifier: Any, slope: float = 1.0, offset: float = 0.0) -> Head:
-    """The trees of a classifier as plain numbers: the same log-odds, but for rounding to 32 bits."""
+    """Return the trees of a scikit-learn classifier as plain numbers, with equal log-odds up to rounding to 32 bits."""
     trees = tuple(_tree(stage[0].nodes) for stage in classifier._predictors)  # noqa: SLF001  (no public way out)
     return Head(float(classifier._baseline_prediction.ravel()[0]), trees, slope, offset)  # noqa: SLF001
 
@@ -188,7 +202,7 @@ def _tree(nodes: Any) -> Tree:
 
 
 def gains(grown: GrownTrees) -> dict[str, float]:
-    """Share of each feature in what the hazards gained by asking for it."""
+    """Return the share of each feature in the total gain of the trees' splits."""
     total = np.zeros(len(FEATURES))
     for classifier in grown.hazards:
         for stage in classifier._predictors:  # noqa: SLF001
@@ -204,18 +218,18 @@ PENALTY = 0.01
 """Inverse strength of the quadratic penalty (``C`` of scikit-learn)."""
 ROUNDS = 300
 SLIGHT = 0.003
-"""Log-odds a spread below which a feature is left out."""
+"""Log-odds per spread below which a feature is left out of the linear model."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Weights of the three intervals between the horizons, of features over their ``spread``."""
+    """Linear models for the three intervals between the horizons, of features over their ``spread``."""
 
     spread: Floats
     hazards: tuple[Any, Any, Any]
 
     def line(self, interval: int, share: float) -> tuple[float, LinearScore]:
-        """Offset and weights of one interval, multiplied by ``share``."""
+        """Return the offset and the weights of the linear model for one interval, both multiplied by ``share``."""
         head = self.hazards[interval]
         places = np.flatnonzero(head.coef_[0])
         weights = share * head.coef_[0][places]
@@ -223,18 +237,18 @@ class Lines:
         return share * float(head.intercept_[0]), line
 
     def logits(self, x: npt.NDArray[np.float32]) -> Floats:
-        """Uncalibrated log-odds of each interval, (n, 3)."""
+        """Return the uncalibrated log-odds of an onset in each interval for the features ``x``, (n, 3)."""
         seen = scaled(x, self.spread)
         return np.stack([head.decision_function(seen) for head in self.hazards], axis=1)
 
 
 def scaled(x: npt.NDArray[np.float32], spread: Floats) -> Floats:
-    """Features in their spreads, at most :data:`FAR`; what was not measured has not moved: 0."""
+    """Return features over their spreads, clipped at :data:`FAR`; values that were not measured are 0."""
     return np.clip(np.nan_to_num(x / spread), -FAR, FAR)
 
 
 def fit_lines(part: Examples, _: TreeSettings | None = None, /) -> Lines:
-    """Fit to examples. Columns without values, or always the same, weigh nothing."""
+    """Fit linear models to examples. Columns without values, or with a single one, get the weight 0."""
     from sklearn.linear_model import LogisticRegression
 
     filled = np.nan_to_num(part.x.astype(np.float64))
@@ -255,22 +269,24 @@ def fit_lines(part: Examples, _: TreeSettings | None = None, /) -> Lines:
 # does not.
 
 LINE_SHARE = 0.5
-"""Of the line in the log-odds."""
+"""Share of the linear model in the log-odds."""
 
 
 @dataclass(frozen=True)
 class Blend:
-    """``grown``: the trees, also those of each type of onset; ``lines``: the line."""
+    """A trained mean of trees (``grown``) and linear models (``lines``)."""
 
     grown: GrownTrees
     lines: Lines
 
     def logits(self, x: npt.NDArray[np.float32]) -> Floats:
-        """Uncalibrated log-odds of each interval, (n, 3)."""
+        """Return the uncalibrated log-odds of an onset in each interval for the features ``x``, (n, 3)."""
         return (1.0 - LINE_SHARE) * self.grown.logits(x) + LINE_SHARE * self.lines.logits(x)
 
     def head(self, interval: int, slope: float, offset: float) -> Head:
-        """Both as plain numbers, with the calibration."""
+        """Return trees and linear model of one interval as plain numbers, with ``slope`` and ``offset`` as the
+        calibration.
+        """
         trees = head_of(self.grown.hazards[interval])
         base, line = self.lines.line(interval, LINE_SHARE)
         part = 1.0 - LINE_SHARE
@@ -278,7 +294,9 @@ class Blend:
 
 
 def learn_blend(part: Examples, how: TreeSettings, /, *, kinds: bool = False) -> Blend:
-    """Fit both to examples. Raises ``ConfigError`` as :func:`grow` does."""
+    """Fit trees and linear models to examples. Raises ``ConfigError`` if an interval has no failure,
+    or nothing else.
+    """
     return Blend(grow(part, how, kinds=kinds), fit_lines(part))
 
 
@@ -288,9 +306,10 @@ def learn_blend(part: Examples, how: TreeSettings, /, *, kinds: bool = False) ->
 def platt_line(
     logits: Floats, hit: npt.NDArray[np.bool_], weight: Floats | None = None, *, rounds: int = 50
 ) -> tuple[float, float]:
-    """Slope and offset that maximise the likelihood of ``hit``, by Newton's method; (1, 0) where all rows agree.
+    """Return the slope and offset that maximise the likelihood of ``hit``, by Newton's method; (1, 0) if all rows
+    agree.
 
-    ``logits``, ``hit``, ``weight``: (n,).
+    ``logits``, ``hit``, ``weight``: (n,). ``rounds``: most iterations.
     """
     y = hit.astype(float)
     if not 0.0 < y.mean() < 1.0:
@@ -309,33 +328,36 @@ def platt_line(
 
 
 LEAST_RUNS = 40
-"""Runs below which there is nothing to learn and to hold out at once."""
+"""Fewest runs that allow training and holding some out."""
 LEAST_FAILURES = 10
 FOLDS = 5
 NOISE_SEED = 1000
 NEAR_ROWS, FAR_ROWS = 3, 12
-"""Share of rows used for training, one in that many, near an onset and far from one: neighbouring rows are alike."""
+"""Thinning of the rows used for training, one in that many, near an onset and far from one: neighbouring rows are
+alike.
+"""
 DROPOUTS, DROPPED = 8, 0.35
-"""Random sets of signals that copies of runs lack, and the chance of each signal to be in one."""
+"""Number of random sets of signals that copies of runs lack, and the probability of each signal to be in one."""
 SPARSE_LOGS = tuple(LogCadence(every, last) for every in (5, 10, 20) for last in (False, True))
-"""Logs that the model of sparse logs is fitted to, each of all runs, and of half of them with small batches and data
-that are harder at times: who logs so trains so."""
+"""Cadences that the model of sparse logs is trained on, each with all runs, and half of them again with small batches
+and data that are harder at times, as users with such logs often have.
+"""
 NEAR_SHARE, FAR_SHARE = 0.7, 0.25
-"""Share of their rows that is learnt from, near an onset and far from one."""
+"""Shares of the rows of sparse logs that are used for training, near an onset and far from one."""
 Progress = Callable[[str], None]
-"""Called with what is being done, for a progress display."""
+"""Called with a description of the present stage of work, for a progress display."""
 
 
 class Learnt(Protocol):
-    """Anything that was fitted to examples."""
+    """Any predictor that was fitted to examples."""
 
     def logits(self, x: npt.NDArray[np.float32]) -> Floats:
-        """Uncalibrated log-odds of each interval between the horizons, (n, 3)."""
+        """Return the uncalibrated log-odds of an onset in each interval between the horizons, (n, 3)."""
         ...
 
 
 class Learn(Protocol):
-    """Anything that fits: :func:`learn_blend`, or one of its halves."""
+    """A function that fits a predictor to examples: :func:`learn_blend`, or one of its two parts."""
 
     def __call__(self, part: Examples, how: TreeSettings, /) -> Learnt:
         """Fit to examples."""
@@ -344,7 +366,7 @@ class Learn(Protocol):
 
 @dataclass(frozen=True)
 class Trained:
-    """The model, its examples, and the p50 of each by a model that had not seen its run."""
+    """A trained model, its examples, and the p50 of each example from a model that had not seen its run."""
 
     model: Model
     examples: Examples
@@ -361,12 +383,15 @@ class Prepared:
 
     @property
     def scored(self) -> Examples:
-        """Examples that thresholds are chosen on: the runs as they are first, then those of small batches."""
+        """Examples on which thresholds are chosen: the runs as they are first, then those of small batches."""
         return joined([self.fine, self.noisy])
 
 
 def prepare(table: RunTable, labels: Labels, *, jobs: int = 1, progress: Progress | None = None) -> Prepared:
-    """Examples of all runs, of half of them as of small batches, and of two thirds as logs of every 5 or 10 steps."""
+    """Compute examples of all runs, of half of them as small batches, and of two thirds as logs of every 5 or 10 steps.
+
+    ``jobs``: number of processes; ``progress``: called with each stage.
+    """
     progress = progress or _silent
     progress("features")
     fine = examples(table, labels, jobs=jobs)
@@ -391,7 +416,22 @@ def train(
     progress: Progress | None = None,
     meta: dict[str, JSON] | None = None,
 ) -> Trained:
-    """Train a model.
+    """Train a forecasting model on labelled runs.
+
+    Parameters
+    ----------
+    table, labels
+        The runs, and their labels.
+    how
+        Settings of the trees.
+    folds
+        Number of folds for choosing thresholds on unseen runs.
+    jobs
+        Number of processes.
+    progress
+        Called with each stage of the work.
+    meta
+        Data to store with the model.
 
     Raises
     ------
@@ -422,11 +462,11 @@ def train_sparse(
     progress: Progress | None = None,
     meta: dict[str, JSON] | None = None,
 ) -> Trained | None:
-    """Train the model of logs with a row every 5 to 20 steps; None where they show too few failures to learn from.
+    """Train the model of logs with a row every 5 to 20 steps; None if they show too few failures to learn from.
 
-    Its thresholds, and the p50 of each example, come from models that have not seen the run's recipe; where few recipes
-    fail, have not seen the run. The examples are those of :data:`SPARSE_LOGS`, log by log, each followed by those with
-    small batches and hard data.
+    Its thresholds, and the p50 of each example, come from models that have not seen the run's recipe, or, if few
+    recipes fail, have not seen the run. The examples are those of :data:`SPARSE_LOGS`, log by log, each followed by
+    those with small batches and hard data.
     """
     how, progress = how or TreeSettings(), progress or _silent
     half, parts = list(range(0, len(table.runs), 2)), []
@@ -460,10 +500,10 @@ def out_of_fold(
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Floats]:
-    """Log-odds of all rows of ``fine``, each by a model that saw no run of its fold, by profile.
+    """Return, by profile, the log-odds of all rows of ``fine``, each from a predictor that saw no run of its fold.
 
-    ``fold``: of each run of the table; runs of one fold are held out together. ``learn``: what is fitted, to what
-    ``mix`` takes of both (:func:`mixed`); ``jobs``: processes.
+    ``fold``: of each run of the table; runs of one fold are held out together. ``coarse``: further examples to train
+    on; ``learn``: fits a predictor to the examples that ``mix`` selects (:func:`mixed`); ``jobs``: processes.
     """
     from joblib import Parallel, delayed
 
@@ -494,11 +534,13 @@ def _learnt(
 
 
 Mix = Callable[[Examples, Examples, int], Examples]
-"""What is learnt from of examples at every step and of coarse ones; the last argument is a seed."""
+"""Selects training examples from those at every step and coarse ones; the last argument is a seed."""
 
 
 def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
-    """Examples a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack."""
+    """Return the examples to train on: rows thinned far from an onset, and copies without the signals that poorer logs
+    lack.
+    """
     thin = fine.only(
         (fine.ahead <= HORIZONS[-1]) & (fine.step % NEAR_ROWS == 0) | (fine.step % FAR_ROWS == 0)
     ).at_risk()
@@ -507,7 +549,7 @@ def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
 
 
 def mixed_sparse(logs: Examples, _: Examples, seed: int) -> Examples:
-    """Return the examples of sparse logs, with more of their rows because each is more informative."""
+    """Return the examples of sparse logs to train on, thinned less because each row is more informative."""
     draw, risky = np.random.default_rng(seed), logs.at_risk()
     share = np.where(risky.ahead <= HORIZONS[-1], NEAR_SHARE, FAR_SHARE)
     thin = risky.only(draw.random(len(risky)) < share)
@@ -527,7 +569,10 @@ def _poorer(part: Examples, draw: np.random.Generator) -> list[Examples]:
 
 
 def chances(logits: Floats, lines: Sequence[tuple[float, float]]) -> Floats:
-    """Chances of an onset within each horizon, (n, 3), from the log-odds of the intervals."""
+    """Return the probability of an onset within each horizon, (n, 3), from the log-odds of the intervals.
+
+    ``lines``: slope and offset of the calibration of each interval.
+    """
     alive = np.ones(len(logits))
     columns = []
     for i, (slope, offset) in enumerate(lines):
