@@ -270,7 +270,7 @@ class Side:
 
     @classmethod
     def of(cls, subject: ComparedRun, axis: Axis) -> Self:
-        """Place a run along ``axis``."""
+        """Return the run's series placed along ``axis``, as one of the two sides of a comparison."""
         rows = subject.moments()
         starts = attempt_starts([rows])
         last = int(rows.steps.max()) if len(rows.steps) else 0

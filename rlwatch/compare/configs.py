@@ -46,7 +46,9 @@ def settings(configs: Sequence[Mapping[str, JSON]]) -> list[ConfigOption]:
 
 
 def config_diff(configs: Sequence[Mapping[str, JSON]]) -> list[ConfigOption]:
-    """Return the options in which any two of the ``configs`` differ, by name, with secrets removed."""
+    """Return the configuration options that differ between any two of the ``configs`` (one per run), by name, without
+    secrets.
+    """
     return [setting for setting in settings(configs) if setting.differs]
 
 

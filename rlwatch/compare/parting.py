@@ -122,7 +122,9 @@ class Divergence:
 
 
 def by_place(partings: Iterable[Divergence]) -> list[Divergence]:
-    """Return divergences by place, then those that exist from the first rows on."""
+    """Return the divergences by the place on the axis where they begin; those that exist from the first rows on come
+    last.
+    """
     return sorted(partings, key=lambda one: (one.apart_from_start, *one.order))
 
 

@@ -241,7 +241,7 @@ class Watch:
         """True if the last measured row is beyond half the effect."""
 
     def update(self, step: int, value: float | None, fade: float, error: float) -> None:
-        """Read the indicator's metric of the next row; None if it was not measured.
+        """Read the indicator's ``value`` in the next row, which is at ``step``; None if it was not measured.
 
         ``fade``: factor on evidence that is not renewed. ``error``: standard error of a share of the answers; 0 if
         unknown.
@@ -321,7 +321,7 @@ class Watch:
 
     @property
     def newest(self) -> float | None:
-        """Last value of the metric, in its own unit; None if there is none."""
+        """Last value of the watched metric, in the metric's own unit; None if there is none."""
         return self._rows[-1][2] if self._rows else None
 
     def returned(self, half: float) -> bool:
@@ -373,7 +373,7 @@ class RewardFall:
         """:attr:`since` when the row was judged."""
 
     def update(self, step: int, value: float | None) -> None:
-        """Read the mean reward of the next row; None if it was not measured."""
+        """Read the mean reward ``value`` of the next row, which is at ``step``; None if it was not measured."""
         if value is None:
             return
         rows = self._rows

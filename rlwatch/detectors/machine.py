@@ -41,8 +41,10 @@ class StragglingRank(BaseDetector):
         return len(_times(step)) > 1
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Compare each rank's time with the median of all (of two, with their mean); return a finding for the
-        slowest.
+        """Compare each rank's time in the row ``step`` with the median of all ranks; return a finding for the slowest,
+        if any.
+
+        Of two ranks, each is compared with their mean.
         """
         times = _times(step)
         usual = median(times.values())
@@ -266,11 +268,15 @@ class MemoryLeak(_RunsOut):
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("system/memory/free",), ("system/rank/",))
 
     def left(self, step: ClosedStep) -> dict[str, float]:
-        """Return the available memory of each machine in GiB, by metric."""
+        """Return the available memory of each machine in the row ``step``, in GiB, by metric name."""
         return _of(step, "/memory/free")
 
     def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:
-        """Return the message: memory and time left, and how much memory the training process uses."""
+        """Return the message about a machine: memory left, time until it is used up, and memory of the training
+        process.
+
+        ``metric``: name of the machine's metric. ``left``: available GiB. ``hours``: time left, in words.
+        """
         own = finite(step, metric.removesuffix("free") + "process")
         having = "" if own is None else f"; the training process has {number(own)} GiB"
         return f"memory falls steadily: {number(left)} GiB are left, and gone in about {hours}{having} ({metric})"
@@ -290,11 +296,14 @@ class DiskFullAhead(_RunsOut):
     )
 
     def left(self, step: ClosedStep) -> dict[str, float]:
-        """Return the free space of each disk in GiB, by metric."""
+        """Return the free space of each disk in the row ``step``, in GiB, by metric name."""
         return {name: left for name, left in _of(step, "/free").items() if "/disk/" in name}
 
     def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:  # noqa: ARG002
-        """Return the message: the disk, its free space and the time left."""
+        """Return the message about a disk: its name, its free space and the time until it is full.
+
+        ``metric``: name of the disk's metric. ``left``: free GiB. ``hours``: time left, in words.
+        """
         disk = metric.removesuffix("/free").rpartition("/")[2]
         return f"the disk of the {disk} fills up: {number(left)} GiB are left, and full in about {hours} ({metric})"
 

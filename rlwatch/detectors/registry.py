@@ -66,7 +66,9 @@ class GuardedDetector:
         return self._call(lambda detector: detector.update(step))
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Return the wrapped detector's findings for a record that just arrived; none once it is disabled."""
+        """Return the wrapped detector's findings for the record ``step`` at its arrival; none once the detector is
+        disabled.
+        """
         return self._call(lambda detector: detector.arrival(step))
 
     def notice(self, event: Event) -> None:

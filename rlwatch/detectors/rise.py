@@ -92,9 +92,9 @@ class Rise:
         self._last = -1
 
     def update(self, step: int, value: float | None, floor: float | None = None) -> None:
-        """Read the metric's value in the next row; None if it was not measured.
+        """Read the metric's ``value`` in the next row, which is at ``step``; None if it was not measured.
 
-        ``floor`` replaces the floor of the limit, if given.
+        ``floor``: lowest value that can count as risen, in place of the limit's own; None to keep the limit's.
         """
         if value is None:
             self._blank += 1
@@ -221,7 +221,9 @@ class RiseDetector(BaseDetector):
         self._reward = RewardWatch()
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each metric of the row; return a finding for the worst one beyond its limit."""
+        """Judge each watched metric of the row ``step`` against its limit; return a finding for the worst one beyond,
+        if any.
+        """
         plain, numbers, at = self._plain, step.numbers, step.step
         for rise in self._rises:
             limit = rise.limit
@@ -234,7 +236,7 @@ class RiseDetector(BaseDetector):
         return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the value of the limit's metric in this row; None if there is no usable one."""
+        """Return the value in the row ``step`` of the metric that ``limit`` is for; None if there is no usable one."""
         value = finite(step, limit.metric)
         return None if value is None or value > limit.most else value
 
@@ -243,7 +245,9 @@ class RiseDetector(BaseDetector):
         return None
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding for a metric that is beyond its limit."""
+        """Return the finding at the row ``step`` for a metric beyond its limit; ``rise`` is the metric's course so
+        far.
+        """
         reward = {"reward": self._reward.now} if self.follows_reward else {}
         since = step.step if rise.since is None else rise.since
         return self.finding(
@@ -259,7 +263,10 @@ class RiseDetector(BaseDetector):
         )
 
     def fields(self, rise: Rise) -> dict[str, str | FormattedNumber]:
-        """Return the values of the message's fields for a metric that is beyond its limit."""
+        """Return the values that the message's template is filled with, for a metric beyond its limit.
+
+        ``rise``: the metric's course so far.
+        """
         start = rise.began or 0.0
         numbers: dict[str, str | FormattedNumber] = {
             "metric": rise.limit.metric,
@@ -288,7 +295,7 @@ class SustainedLevel:
         self._blank = 0
 
     def update(self, step: int, value: float | None) -> None:
-        """Read the metric's value in the next row; None if it was not measured."""
+        """Read the metric's ``value`` in the next row, which is at ``step``; None if it was not measured."""
         if value is None:
             self._blank += 1
             if self._blank > CARRY_ROWS:
@@ -318,7 +325,7 @@ class SustainedLevel:
 
     @property
     def lasted(self) -> bool:
-        """True if the level has been beyond the bound for long enough."""
+        """True if the median of the metric's last rows has been beyond the bound for the required number of rows."""
         return self._hold.lasted(self.rows)
 
     @property
@@ -328,12 +335,12 @@ class SustainedLevel:
 
     @property
     def always(self) -> bool:
-        """True if the level was beyond the bound, or nearly, from the start: then the set-up is the cause."""
+        """True if the metric was beyond half of the bound in the run's first rows: then the set-up is the cause."""
         return self._began >= self.bound / 2.0
 
     @property
     def began_beyond(self) -> bool:
-        """True if the level was beyond the bound when the run began."""
+        """True if the metric was beyond the bound in the run's first rows."""
         return self._began >= self.bound
 
     @property

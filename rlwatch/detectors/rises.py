@@ -188,7 +188,10 @@ class RatioDrift(RiseDetector):
     baseline = 1.0
 
     def fields(self, rise: Rise) -> dict[str, str | FormattedNumber]:
-        """Add the direction of the drift to the message's fields."""
+        """Return the values that the message's template is filled with, among them the direction of the drift.
+
+        ``rise``: the metric's course so far.
+        """
         way = "less likely" if (rise.level or 0.0) < 1.0 else "likelier"
         return super().fields(rise) | {"way": way}
 

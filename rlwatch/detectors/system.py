@@ -40,7 +40,7 @@ class ThroughputDrop(RiseDetector):
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("time/step",), ("time/throughput",))
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the limit's metric in this row; None if it was not measured, which includes a time or rate of 0."""
+        """Return the value in the row ``step`` of the metric that ``limit`` is for; None if not measured or 0."""
         if limit.metric != FOR_LENGTH:
             return finite(step, limit.metric) or None
         seconds, tokens = finite(step, "time/step"), finite(step, "len/mean")
@@ -62,7 +62,10 @@ class ThroughputDrop(RiseDetector):
         return per_token.factor is not None and per_token.factor < NOTABLE
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding of a slowdown, ``info`` if lengths explain it."""
+        """Return the finding of a slowdown at the row ``step``, ``info`` if longer responses explain it.
+
+        ``rise``: the course of the metric so far.
+        """
         rate, time, per_token = self._rises
         level, began = rise.level or 0.0, rise.began or 0.0
         if rise is rate:
@@ -276,8 +279,9 @@ class MetricVanished(BaseDetector):
         self._presence: dict[str, Presence] = {}
 
     def notice(self, event: Event) -> None:
-        """Start anew after a resume, which may log other metrics, and after metrics were dropped on purpose
-        (``SHED``).
+        """Forget which metrics the run logs, upon an ``event`` after which they may differ.
+
+        Such events are a resume, and ``SHED``: metrics were dropped on purpose, to save time.
         """
         if event.kind in ("resume", "rollback", SHED):
             self._presence.clear()

@@ -175,7 +175,10 @@ class Piece:
 
 
 def shard_of(grad: Any) -> Tensor | None:
-    """Return the part of a DTensor on this rank; None unless this rank has its first copy, fully reduced."""
+    """Return this rank's part of ``grad``, a DTensor, to count in the norm.
+
+    None unless this rank has the first copy of that part, and its values are fully reduced over the ranks.
+    """
     place = grad.device_mesh.get_coordinate()
     if place is None or any(placement.is_partial() for placement in grad.placements):
         return None
@@ -242,7 +245,10 @@ class ShardedNorm(Stat):
 
     @classmethod
     def of(cls, kept: Tensor, held: int, size: int) -> Self:
-        """Make the statistic of the elements that this rank holds, from their summary ``kept``."""
+        """Make the statistic of the gradient elements that this rank holds.
+
+        ``kept``: summary of these elements. ``held``: their number. ``size``: number of elements on all ranks.
+        """
         return cls(kept.new_full((), float(held >= size)), kept, held, size)
 
     @override

@@ -23,12 +23,13 @@ from rlwatch.tensors.mergeable import Mean, Stat, Total
 
 
 def consecutive(n: int, size: int, device: torch.device | None = None) -> Tensor:
-    """Return ids (n,) of consecutive groups of ``size`` responses each, all complete in this batch.
+    """Return ids (n,) for ``n`` responses that lie in consecutive groups of ``size``, all complete in this batch.
 
-    Raises ``ValueError`` if groups of ``size`` do not divide ``n`` responses.
+    Ids are negative, which means that no group continues in another batch. ``device``: of the result. Raises
+    ``ValueError`` if groups of ``size`` do not divide ``n`` responses.
 
-    >>> consecutive(4, 2).tolist()
-    [-1, -1, -2, -2]
+        >>> consecutive(4, 2).tolist()
+        [-1, -1, -2, -2]
     """
     if size < 1 or n % size:
         raise ValueError(f"{n} responses do not divide into groups of {size}")
@@ -64,10 +65,10 @@ class Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Grouped(Stat):
-    """Base of group statistics: keeps ``values`` (B, ...), ``groups`` (B,) and ``masks`` of every batch until it is
-    read.
+    """Base of statistics over groups of responses, which keep their inputs until they are read.
 
-    ``count`` is the number of values kept; :meth:`settle` computes the statistic, whose count is that of what was
+    A group may continue in another batch, so ``values`` (B, ...), ``groups`` (B,) and ``masks`` of every batch are
+    kept. ``count``: number of values kept. :meth:`settle` computes the statistic; its count is that of the values
     measured.
     """
 
@@ -114,7 +115,7 @@ class Grouped(Stat):
 
 @lru_cache(maxsize=4)
 def joined(pieces: tuple[Tensor, ...]) -> Tensor:
-    """Return the values of all batches in one tensor (N, ...).
+    """Return the ``pieces``, one tensor (B, ...) per batch, as one tensor (N, ...).
 
     Many statistics keep the very same tensors, and tensors are equal in a cache only if they are identical. So the
     result, and what is computed from it, is shared by all those statistics.
@@ -124,8 +125,9 @@ def joined(pieces: tuple[Tensor, ...]) -> Tensor:
 
 @lru_cache(maxsize=2)
 def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
-    """Return the partition of the responses of all batches by their group ids; ids below 0 of different batches
-    differ.
+    """Return the partition of the responses of all batches by group; ``pieces``: group ids (B,) of each batch.
+
+    An id below 0 counts within its batch: equal negative ids of different batches are different groups.
     """
     apart, seen = [], 0
     for ids in pieces:

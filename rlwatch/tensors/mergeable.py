@@ -37,9 +37,10 @@ class Stat(ABC):
         """Return the statistic of both batches together."""
 
     def across(self, other: Self) -> Self:
-        """Return the statistic of two ranks together, this one being of the lower rank.
+        """Return the statistic of this rank and the ``other`` one, whose rank is higher, together.
 
-        It is the merge of two batches, unless all ranks measure the same quantity.
+        By default values of two ranks combine as those of two batches do; a subclass differs if all ranks measure one
+        quantity.
         """
         return self.merge(other)
 
@@ -163,7 +164,9 @@ class Latest(Single):
 
 @dataclass(frozen=True, slots=True)
 class RankMean(Total):
-    """Sum of the values within a rank, and mean over the ranks: a loss that every rank scales as if it were alone."""
+    """Sum of the values within a rank, averaged over ranks: for a loss that each rank scales as if it had the whole
+    batch.
+    """
 
     ranks: Tensor
 
@@ -347,7 +350,7 @@ class Quantile(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
-        """Measure the values of ``x`` inside ``mask``."""
+        """Measure the quantile ``q``, in [0, 1], of the values ``x`` inside ``mask``, a tensor of the same shape."""
         return cls(masked_count(mask, x), q, (widen(x).flatten(),), (mask.bool().expand_as(x).flatten(),))
 
     @override

@@ -129,7 +129,7 @@ class LogProbGap:
 
     @classmethod
     def of(cls, trainer_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Self:
-        """Compare the log-probs (B, T), in nats, of the tokens inside ``mask`` (B, T)."""
+        """Compare log-probs (B, T), in nats, of trainer and rollout engine for the tokens inside ``mask`` (B, T)."""
         trainer, rollout = widen(trainer_logp), widen(rollout_logp)
         d = trainer - rollout
         return cls(trainer, rollout, mask.bool() & ~rollout.isnan(), d, d.exp())
@@ -381,7 +381,7 @@ class ResponseGaps:
 
     @classmethod
     def of(cls, gap: LogProbGap) -> Self:
-        """Sum the token gaps of a batch over each response."""
+        """Sum the token gaps between trainer and rollout engine over each response of a batch."""
         tokens = gap.scored.sum(-1).to(gap.d.dtype)
         sums = [keep(x, gap.scored, 0.0).sum(-1) for x in (gap.trainer, gap.rollout, gap.d)]
         return cls(tokens, tokens > 0, *sums)

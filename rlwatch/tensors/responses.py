@@ -86,8 +86,9 @@ class Kept(Stat):
 
     @abstractmethod
     def fraction(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return numerator and denominator, 0-d, of the statistic over all values; a denominator of 0 means not
-        measured.
+        """Return numerator and denominator (0-d) of the statistic over the values ``x`` inside ``mask``.
+
+        A denominator of 0 means that nothing was measured.
         """
 
 

@@ -53,8 +53,9 @@ class Adapter:
     transposed: bool = False
 
     def at(self, places: Tensor, columns: int) -> Tensor:
-        """Return the change (K,) float32 of the elements ``places`` (K,) of the flattened weight, which has ``columns``
-        columns.
+        """Return the change (K,), float32, that the adapter makes to some elements of its weight.
+
+        ``places`` (K,): indices into the flattened weight. ``columns``: number of columns of the weight.
         """
         row, column = places // columns, places % columns
         out, into = (column, row) if self.transposed else (row, column)

@@ -193,9 +193,10 @@ HELD_OUT = "val/score"
 
 
 def rollout_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Return metrics of rewards, rollouts and times for a step that measured ``row``.
+    """Return metrics of rewards, rollouts and times for the step whose other metrics are in ``row``.
 
     Right answers become more frequent and more alike; now and then a step takes four times as long (a checkpoint).
+    ``noise``: source of the random deviations.
     """
 
     def around(level: float, sigma: float = 0.1) -> float:

@@ -73,7 +73,7 @@ def command(command_id: str = "c1", run_id: str = "run", *, expires_at: float = 
 
 
 def alert(alert_id: str = "a1", run_id: str = "run", *, state: AlertState = AlertState.FIRING) -> Alert:
-    """Return an alert about step 7 for tests."""
+    """Return an alert for tests about step 7 of the run ``run_id``, in the given ``state``."""
     return Alert(alert_id, run_id, "rule", "entropy_collapse", Severity.CRITICAL, state, 5, 7, "entropy is collapsing")
 
 
@@ -403,7 +403,7 @@ class BranchContract(StoreHooks):
 
 
 def forecast(step: int, p50: float, seq: int, attempt: int = 1) -> ForecastRecord:
-    """Return a forecast for tests, made at the record ``seq`` of ``step``, with one number ``p50``."""
+    """Return a forecast for tests, made when the record number ``seq`` of ``step`` was stored; ``p50``: its median."""
     body = {"alarm": p50 > 0.5, "limit": "reward", "why": [["mismatch/k3", 0.5]]}
     return ForecastRecord(step, {"forecast/p50": p50}, body, ts=1.5, attempt=attempt, seq=seq)
 

@@ -159,14 +159,16 @@ class ValueDrift(RiseDetector):
         self._size = 0.0
 
     def listen(self, step: ClosedStep) -> None:
-        """Read the reward and its magnitude from every row."""
+        """Read the mean reward and its magnitude from the row ``step``."""
         super().listen(step)
         known = [abs(value) for name in ("reward/mean", "reward/std") if (value := finite(step, name)) is not None]
         self._size = max(self._size, *known, 0.0) if known else self._size
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the distance between the two means of a limit, over the reward's size; None if one of them is
+        """Return the distance between two means in the row ``step``, over the reward's magnitude; None if one is
         missing.
+
+        ``limit``: the limit whose metric names the two means.
         """
         get = step.numbers.get
         other, value = get(RETURNS if limit.metric == VALUES else "reward/mean"), get(limit.metric)

@@ -50,8 +50,8 @@ class DiversityDecay(BaseDetector):
         self._k = 0
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge pass@k, its gap to pass@1, and distinct answers over the last rows; return the loss, if there is
-        one.
+        """Judge pass@k, its gap to pass@1, and distinct answers over the last rows; return the loss of diversity, if
+        any.
         """
         self._take(step)
         stalls = not self._reward.risen()

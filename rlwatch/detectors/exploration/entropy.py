@@ -38,7 +38,9 @@ class EntropyDetector(BaseDetector):
         self._confirmed = Hold(forgive=1)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the entropy level of the last rows; return the finding, if it is abnormal."""
+        """Judge the median entropy of the last rows (rows: metrics of one step), the newest being ``step``; return a
+        finding if it is abnormal.
+        """
         entropy = abs(finite(step, *self.reads) or 0.0)
         if self._first_row is None:
             self._first_row = step.step, entropy
@@ -65,24 +67,35 @@ class EntropyDetector(BaseDetector):
         return Severity.WARNING
 
     def calm(self, entropy: float, now: float, level: float, first: float) -> bool:  # noqa: ARG002
-        """Return True if this row cannot count as abnormal, whatever the reward does, which is more expensive to
-        compute.
+        """Return True if the row cannot count as abnormal whatever the reward does, so that the reward need not be
+        judged.
 
-        All levels are in nats/token: of this row, of the last rows, of the warm-up, and of the very first rows.
+        All arguments are entropies in nats per token: ``entropy`` of this row, ``now`` of the last rows, ``level`` of
+        the warm-up, and ``first`` of the very first rows.
         """
         return False
 
     @abstractmethod
     def beginning(self, level: float, first: float) -> float:
-        """Return the level to compare with (nats/token), from that of the warm-up and that of the very first rows."""
+        """Return the entropy, in nats per token, that the run is compared with.
+
+        ``level``: entropy of the warm-up. ``first``: entropy of the very first rows.
+        """
 
     @abstractmethod
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """Update the holds with this row's ``entropy``, the level ``now`` and the ``start``, all in nats/token."""
+        """Record whether the row ``step`` shows an abnormal entropy, one that warns, and one that is critical.
+
+        All in nats per token: ``entropy`` of the row, ``now`` of the last rows, and ``start``, with which they are
+        compared.
+        """
 
     @abstractmethod
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """Return the finding; ``now``, ``start``: entropy in nats/token."""
+        """Return the finding about the entropy, made at the row ``step``.
+
+        ``now``: entropy of the last rows. ``start``: entropy at the beginning. Both are in nats per token.
+        """
 
     @property
     def onset(self) -> int | None:
@@ -118,7 +131,12 @@ class EntropyCollapse(EntropyDetector):
         super().__init__(Baseline(), Window(rows=10, steps=10))
 
     def calm(self, entropy: float, now: float, level: float, first: float) -> bool:
-        """Return True if the entropy is above all levels that count, even against the highest possible beginning."""
+        """Return True if the entropy is above every level that could count as a collapse, against the highest possible
+        beginning.
+
+        All arguments are entropies in nats per token: ``entropy`` of this row, ``now`` of the last rows, ``level`` of
+        the warm-up, and ``first`` of the very first rows.
+        """
         least = max(level, first)
         highest = least if self._first_row is None else max(least, self._first_row[1])
         if least <= 0.0 or entropy < LOW * highest or now / highest < WARN_BAD:
@@ -143,8 +161,11 @@ class EntropyCollapse(EntropyDetector):
         return entropy if now < CERTAIN or last - began >= SETTLED else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """Update the holds with a fall by its depth: less if the reward rose with it, more if it fell or nothing is
-        learnt.
+        """Record whether the row ``step`` shows a fall of entropy, one deep enough to warn, and one that is critical.
+
+        The fall must be deeper if the reward rose with it; less is enough if the reward fell or nothing is learnt. All
+        in nats per token: ``entropy`` of the row, ``now`` of the last rows, and ``start``, with which they are
+        compared.
         """
         ratio = now / start
         self._moved.update(step.step, entropy < LOW * start and not self._pays(step))
@@ -179,7 +200,11 @@ class EntropyCollapse(EntropyDetector):
         return bad and self._context.log_vocab is not None and now < DETERMINISTIC * self._context.log_vocab
 
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """Return the finding: the depth of the fall, the steps it took, and the course of the reward."""
+        """Return the finding at the row ``step``: the depth of the fall, the steps it took, and the course of the
+        reward.
+
+        ``now``: entropy of the last rows. ``start``: entropy at the beginning. Both are in nats per token.
+        """
         onset = self.onset
         span = 0 if onset is None else step.step - onset
         reward = self._context.reward
@@ -238,7 +263,12 @@ class EntropyExplosion(EntropyDetector):
         return max(least, CERTAIN) if least > 0.0 else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """Update the holds with a rise that comes with a fallen reward, is large by itself, or is close to noise."""
+        """Record whether the row ``step`` shows a rise of entropy, one that warns, and one that is critical.
+
+        A rise warns if the reward fell with it, if it is large by itself, or if the output is close to uniform noise.
+        All in nats per token: ``entropy`` of the row, ``now`` of the last rows, and ``start``, with which they are
+        compared.
+        """
         ratio = now / start
         self._moved.update(step.step, entropy > RISE * start)
         reward, log_vocab = self._context.reward, self._context.log_vocab
@@ -249,7 +279,11 @@ class EntropyExplosion(EntropyDetector):
         self._confirmed.update(step.step, fallen and (ratio > RISEN_CRITICAL or noise))
 
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """Return the finding: the height of the rise, its distance from noise, and the course of the reward."""
+        """Return the finding at the row ``step``: the height of the rise, its distance from noise, and the course of
+        the reward.
+
+        ``now``: entropy of the last rows. ``start``: entropy at the beginning. Both are in nats per token.
+        """
         reward = self._context.reward
         ceiling = (
             "" if self._context.log_vocab is None else f" (uniform noise would be {number(self._context.log_vocab)})"

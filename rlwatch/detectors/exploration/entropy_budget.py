@@ -49,7 +49,7 @@ class Law:
         return self.b - self.a
 
     def at(self, entropy: float) -> float:
-        """Return the reward that the law predicts at an entropy in nats per token."""
+        """Return the mean reward that the law predicts for an ``entropy`` in nats per token."""
         return self.b - self.a * math.exp(min(entropy, TOP))
 
     @property
@@ -181,7 +181,9 @@ class EntropyBudget(BaseDetector):
             self._best.update(step.step, best)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Fit the law once enough entropy is spent; return the forecast, if it holds."""
+        """Fit the law of reward over entropy once enough entropy is spent; return the forecast of the reward, if the
+        fit holds.
+        """
         entropy = min(abs(finite(step, *self.reads) or 0.0), 1e9)
         self._base.update(step.step, entropy)
         self._now.update(step.step, entropy)

@@ -79,7 +79,9 @@ class EntropySides(BaseDetector):
         self._fallen = Hold(forgive=2)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Compare the entropy of both sides with how they began; return growth or collapse, if there is any."""
+        """Compare the entropy of tokens with positive and with negative advantage to the start; return growth or
+        collapse, if any.
+        """
         self._positive.update(step)
         self._negative.update(step)
         levels = (self._positive.start, self._positive.now, self._negative.start, self._negative.now)

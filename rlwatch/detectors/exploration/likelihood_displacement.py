@@ -143,7 +143,7 @@ class LikelihoodDisplacement(BaseDetector):
             self._entropy.update(step.step, entropy)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Determine which phase the run is in, and return its finding, if any."""
+        """Determine which phase of likelihood displacement the run is in, and return the phase's finding, if any."""
         logp, share = finite(step, "lld/logp_positive"), finite(step, "lld/displaced_frac")
         if logp is not None:
             self._likelihood.update(step.step, logp, finite(step, "policy/entropy"))

@@ -39,14 +39,16 @@ class MismatchCorrelation(RiseDetector):
             self._gap_base.update(step.step, gap)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Return the fall of the correlation, unless the probabilities only came to lie closer together."""
+        """Return a finding if the correlation fell, unless the probabilities only came to lie closer together."""
         found = super().judge(step)
         now, then = self._gap.get(), self._gap_base.get()
         narrowed = now is not None and then is not None and now < NARROWED * then
         return [] if narrowed else found
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding: the correlation now and at the start."""
+        """Return the finding at the row ``step``: the correlation now and at the start; ``rise``: the course of 1 -
+        correlation.
+        """
         level, start = rise.level or 0.0, 1.0 - (rise.began or 0.0)
         return self.finding(
             step,

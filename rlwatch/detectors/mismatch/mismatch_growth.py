@@ -84,7 +84,7 @@ class LogTrend:
         self._window = Window(rows=40, steps=400, least=12)
 
     def update(self, step: int, log: float) -> None:
-        """Read the logarithm of the metric in the next row."""
+        """Read the logarithm ``log`` of the metric in the next row, which is at ``step``."""
         self._window.update(step, log)
 
     def doubling(self) -> float | None:
@@ -188,7 +188,7 @@ class MismatchGrowth(BaseDetector):
         self._channels = [_Channel(name, scale) for name, scale in SCALES.items()]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each mismatch metric of the row; return a finding for the worst that has grown."""
+        """Judge each mismatch metric of the row ``step``; return a finding for the one that has grown most, if any."""
         for channel in self._channels:
             value = finite(step, channel.name)
             if value is not None:
@@ -244,7 +244,11 @@ class MismatchLevel(BaseDetector):
         self._bands = [SustainedLevel(band) for band in BANDS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each mismatch metric of the row; return one finding, led by metrics that began beyond their bound."""
+        """Judge each mismatch metric of the row ``step`` against a fixed bound; return one finding about those beyond,
+        if any.
+
+        Metrics that began beyond their bound are named first.
+        """
         for band in self._bands:
             band.update(step.step, finite(step, band.limit.metric))
         beyond = [band for band in self._bands if band.lasted]

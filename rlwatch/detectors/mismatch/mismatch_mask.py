@@ -28,7 +28,9 @@ class FirstGap:
         self.name = ""
 
     def read(self, step: ClosedStep) -> float | None:
-        """Return the size of the gap in this row; None if it was not measured."""
+        """Return the size of the gap between trainer and rollout engine in the row ``step``; None if it was not
+        measured.
+        """
         if not self.name:
             self.name = next((name for name in GAPS if finite(step, name) is not None), "")
         value = finite(step, self.name) if self.name else None
@@ -119,8 +121,8 @@ class MismatchMask(BaseDetector):
         self._masks = [_Mask(name) for name in MASKS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Compare each mask with the gap; return a finding for the first that catches fewer tokens across a wider
-        gap.
+        """Return a finding for the first correction that masks or cuts fewer tokens although the gap between trainer and
+        engine has widened.
         """
         gap = self._gap.read(step)
         for mask in self._masks:

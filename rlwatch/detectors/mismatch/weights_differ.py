@@ -44,8 +44,10 @@ class WeightsDiffer(BaseDetector):
         return self._newest is not None or finite(step, DIFFER) is not None
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge a comparison of weights and return the difference, if there is one; a row without one repeats the
-        last.
+        """Return a finding if the comparison in the row ``step`` shows that trainer and rollout engine hold different
+        weights.
+
+        A row without a comparison repeats the last finding.
         """
         share = finite(step, DIFFER)
         if share is None:

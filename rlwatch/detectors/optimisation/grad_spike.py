@@ -62,15 +62,15 @@ class GradSpike(BaseDetector):
         self._sustained = Hold(forgive=1)
 
     def listen(self, step: ClosedStep) -> None:
-        """Remember the share of groups with equal rewards, which some trainers log for the first update of a batch
-        only.
+        """Remember the row's share of groups with equal rewards, which some trainers log for the first update of a
+        batch only.
         """
         share = silent_share(step)
         self._silent = self._silent if share is None else share
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the gradient norm of the row and the level of the last rows; return a sustained rise, or spikes, if
-        any.
+        """Judge the gradient norm of the row ``step`` and the level of the last rows; return findings of a lasting rise
+        or spikes.
         """
         norm = abs(finite(step, *self.reads) or 0.0)
         usual = self._usual()

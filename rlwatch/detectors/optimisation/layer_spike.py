@@ -54,8 +54,8 @@ class LayerSpike(BaseDetector):
         return any(0.0 < norm < math.inf for norm in layer_norms(step.metrics).values())
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the layers of the row, and their correlation over the last rows; return spike and lost correlation, if
-        any.
+        """Judge the layers' gradient norms; return findings of a spike in one layer and of a lost correlation between
+        layers.
         """
         self._reward.update(step)
         self._health = self._health or LayerHealth()

@@ -35,7 +35,8 @@ ADVICE = {
 
 
 def suspect(step: ClosedStep, bad: Sequence[str], counts: Mapping[str, float]) -> tuple[str, str]:
-    """Return the suspected origin of non-finite values (a key of ``ADVICE``) and the advice for it.
+    """Return the suspected origin of non-finite values in the row ``step`` (a key of ``ADVICE``), and advice to the
+    user.
 
     ``bad``: names of the non-finite metrics. ``counts``: counts of non-finite elements above zero, by metric.
     """
@@ -137,7 +138,11 @@ class NonfiniteChain:
 
 
 def broken(step: ClosedStep, bad: set[str]) -> list[str]:
-    """Return the links that are broken in this row; ``bad``: non-finite metrics that are not merely switched off."""
+    """Return the links of the training chain (such as logits, loss, gradient) that have non-finite values in the row
+    ``step``.
+
+    ``bad``: names of the row's non-finite metrics, without those that are merely switched off.
+    """
     return [link for link, names in LINKS.items() if any(name in bad or _counted(step, name) for name in names)]
 
 
@@ -161,9 +166,10 @@ class ChainWatch:
             self._trace = (event.step, dict(traced))
 
     def with_row(self, step: ClosedStep, links: list[str], origin: str) -> NonfiniteChain:
-        """Return the chain including the ``links`` broken in this row, without storing it.
+        """Return the chain of broken links as it is with the row ``step`` added, without storing it.
 
-        ``origin``: suspected origin of this row, used if the chain begins here.
+        ``links``: links with non-finite values in this row. ``origin``: suspected origin, used if the chain begins
+        here.
         """
         past = self._chain
         onsets = {link: min(at, step.step) for link, at in past.onsets.items()}
@@ -171,7 +177,10 @@ class ChainWatch:
         return NonfiniteChain({**onsets, **fresh}, past.origin or origin, past.extreme if onsets else self._extremes)
 
     def remember(self, step: ClosedStep, links: list[str], origin: str) -> None:
-        """Store the ``links`` broken in this row, and the suspected ``origin`` if the chain begins here."""
+        """Store which ``links`` have non-finite values in the row ``step``.
+
+        ``origin``: suspected origin, used if the chain begins here.
+        """
         if links:
             self._chain, self._clean = self.with_row(step, links, origin), 0
         else:

@@ -41,7 +41,7 @@ class SilentFreeze(BaseDetector):
         return any(name in step.metrics for name in self.reads)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Count rows without an update; return the freeze once there are enough."""
+        """Count rows without an optimizer step that changes the weights; return a finding once there are enough."""
         skipped = self._skipped(step)
         if skipped is None:
             return []

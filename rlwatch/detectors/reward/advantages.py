@@ -43,13 +43,15 @@ class AdvantageCollapse(RiseDetector):
         self._small = Hold(forgive=2)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Return the collapse once it has lasted."""
+        """Return a finding once the spread of the advantages has stayed collapsed for enough rows."""
         found = super().judge(step)
         self._small.update(step.step, bool(found))
         return found if self._small.lasted(ROWS, STEPS) else []
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding: the spread now and at the start."""
+        """Return the finding at the row ``step``: the spread of the advantages now and at the start; ``rise``: its
+        course so far.
+        """
         times, reward = rise.factor or TIMES, self._reward.now
         solved = reward is not None and SOLVED <= reward <= 1.0
         paid = self._reward.risen() and not self._reward.fallen() and times < LEARNING

@@ -67,7 +67,7 @@ class Barren:
         self.since = 0
 
     def update(self, step: ClosedStep, reward: float) -> bool:
-        """Read a row and its mean ``reward``; return True if the run has not learnt."""
+        """Read the row ``step`` with the mean ``reward``; return True if the run has not learnt to find rewards."""
         if self._alive:
             return False
         self._reward.update(step)
@@ -120,7 +120,9 @@ class Unmoved:
         """Upper bound on the gain, in deviations of a row."""
 
     def update(self, step: ClosedStep, value: float) -> bool:
-        """Read a row and its mean reward ``value``; return True if the reward gained nothing."""
+        """Read the row ``step`` with the mean reward ``value``; return True if the reward gained nothing over the
+        run.
+        """
         if self._moved:
             return False
         self._reward.update(step)
@@ -203,11 +205,11 @@ class RewardConstant(BaseDetector):
             self._value = None
 
     def listen(self, step: ClosedStep) -> None:
-        """Remember the latest metrics of the policy."""
+        """Remember the latest entropy, gradient norm and other metrics that show whether the policy changes."""
         self._policy |= {name: step.metrics[name] for name in POLICY if name in step.metrics}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Count rows with one value of the reward, and rows with a reward near zero; return findings once there are
+        """Count rows with one and the same mean reward, and with one near zero; return findings once there are
         enough.
         """
         value = finite(step, *self.reads)

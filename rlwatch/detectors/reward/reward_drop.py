@@ -26,7 +26,7 @@ class TaskRewards:
         self._many = False
 
     def update(self, step: ClosedStep) -> None:
-        """Read the rewards ``reward/by_task/*`` of a row."""
+        """Read the mean reward of each task, ``reward/by_task/*``, from the row ``step``."""
         for name in members(step, PREFIX):
             value = finite(step, name)
             if value is None:
@@ -92,11 +92,11 @@ class RewardDrop(BaseDetector):
         self._lingering = Hold(forgive=1)
 
     def listen(self, step: ClosedStep) -> None:
-        """Read the rewards of tasks from every row."""
+        """Read the mean reward of each task from the row ``step``."""
         self._tasks.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the level of the reward over the last rows; return the fall, if there is one."""
+        """Judge the mean reward over the last rows; return its fall as a finding, if there is one."""
         self._reward.update(step)
         now, best = self._reward.now, self._reward.best
         value = finite(step, *self.reads)

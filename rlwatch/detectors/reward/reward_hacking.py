@@ -60,7 +60,7 @@ class Proxy:
     text: str
 
     def holds(self, change: Change) -> bool:
-        """Return True if the metric, whose course is ``change``, is beyond its bound now."""
+        """Return True if the metric is beyond its bound now; ``change``: the metric's level at the start and now."""
         now, start = change.now, change.start
         if now is None or start is None:
             return False
@@ -96,8 +96,9 @@ class Together:
         self._climbed = Hold(forgive=TOGETHER // 2)
 
     def update(self, step: ClosedStep, *, longer: bool) -> None:
-        """Read a row that has both metrics; ``longer``: responses are longer than at the start, so that the result
-        matters.
+        """Read mean length and reward of the row ``step``, if it has both.
+
+        ``longer``: True if responses are longer than at the start; otherwise length cannot explain the reward.
         """
         length, reward = finite(step, "len/mean"), finite(step, "reward/mean")
         if length is not None and reward is not None:
@@ -141,7 +142,9 @@ class Signs:
         self._scores: dict[str, HeldOut] = {}
 
     def update(self, step: ClosedStep, reward: float | None) -> None:
-        """Read a row; ``reward``: the level of the training reward, None if unknown."""
+        """Read a row for signs that contradict a better policy; ``reward``: level of the training reward, None if
+        unknown.
+        """
         numbers = step.numbers
         for name, change in self._changes.items():
             value = numbers.get(name)
@@ -251,7 +254,7 @@ class HeldOut:
 
 
 def held_out(step: ClosedStep) -> list[str]:
-    """Return the metric names of the held-out scores in a row: means, not their spreads."""
+    """Return the metric names in the row ``step`` that are held-out scores: their means, not their spreads."""
     named = members(step, "val")
     return [
         name for name in named if name == "val/score" or (name.startswith("val-core/") and not name.endswith("/std"))
@@ -290,12 +293,16 @@ class RewardHacking(BaseDetector):
         self._lasting = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Read reward, held-out scores and proxies from every row: evaluations arrive on rows of their own."""
+        """Read reward, held-out scores and proxies from the row ``step``; evaluations arrive on rows without the other
+        metrics.
+        """
         self._reward.update(step)
         self._signs.update(step, self._reward.now)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Weigh the signs against a risen reward; return the suspicion, if they suffice."""
+        """Weigh the signs of reward hacking against the rise of the reward; return the suspicion as a finding if they
+        suffice.
+        """
         signs = self._signs.now() if self._reward.above else []
         weight = sum(sign.weight for sign in signs)
         # Testing whether the reward has risen is expensive, so it is skipped where there is too little evidence.

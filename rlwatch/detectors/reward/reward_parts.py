@@ -89,7 +89,9 @@ class RewardParts(BaseDetector):
         return any(finite(step, name) is not None for name in members(step, PREFIX))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Read the parts of the row and compare them; return gaming and domination, if any."""
+        """Compare the parts of the reward in the row ``step``; return findings of a part that is gamed or dominates, if
+        any.
+        """
         for name in members(step, PREFIX):
             value = finite(step, name)
             if value is not None and (name in self._parts or len(self._parts) <= PARTS):

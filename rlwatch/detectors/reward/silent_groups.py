@@ -53,14 +53,16 @@ class ZeroVariance(BaseDetector):
         self._answers = AnswerCount()
 
     def listen(self, step: ClosedStep) -> None:
-        """Read the reward, which shows whether groups agree on right or wrong answers if their split is not logged."""
+        """Read the mean reward from the row ``step``: it shows whether groups with equal rewards agree on right or
+        wrong answers.
+        """
         reward = finite(step, "reward/mean")
         if reward is not None:
             self._reward.update(step.step, reward)
             self._answers.update(reward)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the mean share over the last rows; return the finding, if it is high."""
+        """Judge the mean share of groups with equal rewards over the last rows; return a finding if it is high."""
         share = self._take(step)
         now, began = self._share.mean, self._share_base.get()
         limit = MOST if began is None else min(max(MOST, began + RISE), max(HALF, began + LARGE_RISE))
@@ -180,7 +182,7 @@ class NoSignal(BaseDetector):
             self._entropy_base.update(step.step, abs(entropy))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge whether there still is a learning signal; return its loss, if there is none."""
+        """Judge whether there still is a learning signal; return its loss as a finding, if there is none."""
         share, value = silent_share(step), finite(step, "reward/mean")
         silent = share is not None and share >= 0.75
         self._row.update(step.step, silent)

@@ -42,7 +42,7 @@ class Id0Run(BaseDetector):
         self._many = Hold()
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Return a finding if the row has such responses, which are never normal."""
+        """Return a finding if the row ``step`` has responses with a run of token id 0, which are never normal."""
         share, longest = finite(step, *self.reads) or 0.0, finite(step, "text/id0_run")
         if longest is not None and longest < SHORTEST_RUN:
             # Responses of one token, which id 0 ends: older versions counted them.
@@ -200,7 +200,10 @@ class GarbledOutput(RiseDetector):
     )
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding: the fault of the text, critical if hardly any is left."""
+        """Return the finding at the row ``step``: the fault of the text, critical if hardly any text is left.
+
+        ``rise``: the course of the metric so far.
+        """
         metric, level = rise.limit.metric, rise.level or 0.0
         lost = metric in ("text/garbled", "text/replacement") and level >= MUCH and self._reward.fallen()
         shown = f"{level:.1%}" if metric in ("text/garbled", "text/replacement") else number(level)

@@ -45,7 +45,11 @@ class LengthSurge(RiseDetector):
         return found if self._long.lasted(ROWS, STEPS) and found else []
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding: the length, or the share of responses that do not end, now and at the start."""
+        """Return the finding at the row ``step``: the length, or the share of responses that do not end, now and at the
+        start.
+
+        ``rise``: the course of that metric.
+        """
         level, began = rise.level or 0.0, rise.began or 0.0
         if rise.limit.metric == "len/mean":
             what = f"mean response length is {number(level)} tokens, {number(began)} at the start"
@@ -182,7 +186,7 @@ class LengthCollapse(BaseDetector):
         self._rose = False
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the length over the last rows; return the collapse, if there is one."""
+        """Judge the mean length of responses over the last rows; return its collapse as a finding, if there is one."""
         self._rose = self._reward.risen(PERHAPS) or (self._rose and self._reward.above and not self._reward.fallen())
         length, empty = finite(step, "len/mean", "len/p50"), finite(step, "len/empty")
         if length is not None:

@@ -38,7 +38,10 @@ class LongTail(RiseDetector):
     )
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the limit's metric in this row; if need be, maximum over mean is computed from the two."""
+        """Return the value in the row ``step`` of the metric that ``limit`` is for; None if it was not measured.
+
+        Maximum over mean of the lengths is computed from the two if it was not logged.
+        """
         get = step.numbers.get
         value = get(limit.metric)
         if value is not None or limit.metric != "len/max_over_mean":
@@ -47,7 +50,9 @@ class LongTail(RiseDetector):
         return None if longest is None or mean is None or mean < 1.0 else longest / mean
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding for the metric that is beyond its limit."""
+        """Return the finding at the row ``step`` for the metric that is beyond its limit; ``rise``: its course so
+        far.
+        """
         metric, level = rise.limit.metric, rise.level or 0.0
         costs = metric.startswith(("partial/", "time/")) or metric == "len/budget_used"
         return self.finding(

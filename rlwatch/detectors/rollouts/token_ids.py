@@ -49,7 +49,9 @@ class Retokenisation(BaseDetector):
         self._standing = {kind: [SustainedLevel(limit) for limit in limits] for kind, limits in LIMITS.items()}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge both kinds; return their findings, a rise rather than a level."""
+        """Judge both kinds of retokenisation; return for each a finding of a rise, else one of a lasting high level, if
+        any.
+        """
         found = (self._kind(step, kind) for kind in self.kinds)
         return [finding for finding in found if finding is not None]
 
@@ -101,7 +103,9 @@ class MaskLeakage(BaseDetector):
         self._leak = SustainedLevel(LEAK, rows=3)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the share of such tokens over the last rows; return the leak, if there is one."""
+        """Judge the share of tool and user tokens in the loss over the last rows; return the leak as a finding, if
+        there is one.
+        """
         self._leak.update(step.step, finite(step, LEAK.metric))
         if not self._leak.lasted:
             return []

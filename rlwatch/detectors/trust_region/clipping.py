@@ -45,15 +45,20 @@ class ClipSaturation(RiseDetector):
         self._whole = False
 
     def listen(self, step: ClosedStep) -> None:
-        """Note whether the loss clips tokens or whole responses."""
+        """Note from the row ``step`` whether the loss clips tokens or whole responses."""
         self._whole = self._whole or any(name in step.metrics for name in WHOLE)
 
     def floor(self, limit: RiseLimit) -> float | None:
-        """Return a higher floor for a loss that clips whole responses, because it clips many; else None."""
+        """Return the lowest clip fraction to report if the loss clips whole responses, which are many; else None.
+
+        ``limit``: the limit of the metric, whose own floor is for a loss that clips tokens.
+        """
         return SEQUENCES if self._whole and limit.floor == TOKENS else None
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding: the share clipped now and at the start."""
+        """Return the finding at the row ``step``: the share clipped now and at the start; ``rise``: the course of the
+        fraction.
+        """
         level, began = rise.level or 0.0, rise.began or 0.0
         share = began / (1.0 + began)
         return self.finding(
@@ -117,7 +122,7 @@ class ClipBlind(BaseDetector):
         self._largest: float | None = None
 
     def listen(self, step: ClosedStep) -> None:
-        """Remember how far ratios move at all."""
+        """Remember from the row ``step`` how far importance ratios are from 1 at all."""
         far = finite(step, "ratio/log_absmax")
         if far is not None:
             self._largest = max(abs(far), self._largest or 0.0)

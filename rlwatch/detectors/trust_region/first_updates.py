@@ -46,7 +46,9 @@ class FirstUpdates(BaseDetector):
         self._broke = self._never = False
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Compare the rows after the first with it; return the finding if the first updates broke the policy."""
+        """Compare the rows after the first with the first one; return a finding if the first updates broke the
+        policy.
+        """
         reward, kl = finite(step, "reward/mean"), finite(step, *self.distances)
         self._rows += 1
         if self._never or reward is None:

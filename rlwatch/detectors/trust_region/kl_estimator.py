@@ -65,7 +65,7 @@ class EstimatorPair:
         self.out = Hold(forgive=2)
 
     def update(self, step: ClosedStep) -> None:
-        """Read a row, if it has both estimates."""
+        """Read both estimates of KL from the row ``step``, if it has both."""
         values = step.numbers.get(self.names[0]), step.numbers.get(self.names[1])
         if values[0] is None or values[1] is None:
             return

@@ -45,7 +45,7 @@ class Validation:
         self._low = MOST
 
     def update(self, step: ClosedStep) -> None:
-        """Read a row, if it has held-out scores."""
+        """Read the held-out score of the row ``step``, if it has one."""
         score = _read(step)
         if score is None:
             return
@@ -73,12 +73,13 @@ class Validation:
 
     @property
     def known(self) -> bool:
-        """True if there are enough evaluations for a trend."""
+        """True if there are enough evaluations on held-out data for a trend."""
         return len(self._scores) >= LEAST
 
     def stalls(self) -> bool:
-        """Return True if the score is below its second best, ``SINCE`` evaluations after the best, and does not rise
-        again.
+        """Return True if the held-out score ended its improvement: it is below its second best and has no upward trend.
+
+        At least ``SINCE`` evaluations must have followed the best one.
         """
         now, best = self.now, self._best
         if not self.known or now is None or best is None or self._since < SINCE:
@@ -89,7 +90,7 @@ class Validation:
         return self._rise() <= FLAT * max(best - self._low, mad(self._scores.values))
 
     def rises(self) -> bool:
-        """Return True if the score is still improving."""
+        """Return True if the held-out score is still improving: a recent best, and an upward trend."""
         return self.known and self._since < SINCE and self._rise() > 0.0
 
     @property
@@ -139,7 +140,7 @@ class Vetoes:
         self._ago: dict[str, int] = {}
 
     def update(self, step: ClosedStep) -> None:
-        """Read a row for signs of collapse."""
+        """Read the row ``step`` for signs of collapse that rule out a reset of the reference policy."""
         if self._ago:
             self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
         for detector in self._watch:
@@ -160,7 +161,10 @@ class Vetoes:
         self._watch = tuple(common.get(type(detector), detector) for detector in self._watch)
 
     def why(self, context: RunContext) -> tuple[str, ...]:
-        """Return the signs of collapse of the last rows, in words; empty if a reset would do no harm."""
+        """Return the signs of collapse in the last rows, in words; empty if a reset of the reference would do no harm.
+
+        ``context``: course of the run's main metrics.
+        """
         signs = list(self._ago)
         if context.reward.fallen():
             signs.append("reward_drop")
@@ -209,7 +213,10 @@ class KLPlateau(BaseDetector):
         self._restart()
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """Share state with the run's other detectors, whose findings are also signs of collapse."""
+        """Share state with the run's other detectors, whose findings count as signs of collapse.
+
+        ``common``: class of the shared state -> the object that all detectors of the run use.
+        """
         super().share(common)
         self._vetoes.share(common)
 
@@ -233,7 +240,9 @@ class KLPlateau(BaseDetector):
         self._vetoes.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge whether KL is flat, then whether a collapse rules out a reset; return the finding, if any."""
+        """Judge whether KL to the reference is flat, and whether a collapse rules out a reset of it; return the
+        finding, if any.
+        """
         kl = abs(finite(step, *self.reads) or 0.0)
         self._now.update(step.step, kl)
         self._past.update(step.step, kl)
@@ -360,7 +369,7 @@ class KLReference(KLPlateau):
             self._entropy.update(step.step, min(abs(entropy), MOST))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge growth and flatness of KL; return the findings, if any."""
+        """Judge whether KL to the reference grows or is flat; return the findings, if any."""
         flat = super().judge(step)
         signed = finite(step, *self.reads) or 0.0
         kl = abs(signed)

@@ -45,16 +45,26 @@ class RatioGrowth(RiseDetector):
         return self._lengths.get() or LENGTH
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Return the growth of the variance per token in this row, at least 0; a negative value is sampling noise."""
+        """Return the growth of the log-ratio's variance per token in the row ``step``; None if not measured.
+
+        ``limit``: the limit of this metric. A negative value is sampling noise and counts as 0.
+        """
         value = finite(step, limit.metric)
         return None if value is None else max(value, 0.0)
 
     def floor(self, limit: RiseLimit) -> float:  # noqa: ARG002
-        """Return the growth at which responses of the present length spread notably."""
+        """Return the growth per token, in nats^2, at which the ratios of responses of the present mean length spread
+        notably.
+
+        ``limit``: the limit of the metric, whose own floor this one replaces.
+        """
         return NOTABLE / self.length
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """Return the finding: the spread of a response of mean length."""
+        """Return the finding at the row ``step``: the spread of the ratio of a response of mean length.
+
+        ``rise``: the course of the variance per token.
+        """
         growth = rise.level or 0.0
         spread = growth * self.length
         return self.finding(

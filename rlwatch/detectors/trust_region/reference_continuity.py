@@ -112,7 +112,9 @@ class ReferenceContinuity(BaseDetector):
             self._not_restored = str(event.body.get("reason", "")) or "it could not be taken up again"
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Follow KL to the reference; return unannounced changes, each repeated for some rows."""
+        """Follow KL to the reference policy; return findings of unannounced changes of it, each repeated for some
+        rows.
+        """
         kl = self._read(step)
         if kl is None:
             return []

@@ -117,7 +117,8 @@ def found(
 
 
 def record_of(table: FieldTable[_T], row: Sequence[Any]) -> _T:
-    """Return the record of a row that holds the run's id, the JSON of fields without a column, then the table's
-    columns.
+    """Return the record that a ``row`` of the database table holds.
+
+    ``row``: the run's id, the JSON of fields without a column, then the columns of ``table`` in order.
     """
     return table.record(row[2:], row[1], run_id=row[0])

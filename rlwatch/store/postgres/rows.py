@@ -95,7 +95,7 @@ class CopiedBatch(Batch):
 
     @property
     def newest(self) -> Row | None:
-        """Step, Unix time and attempt of the last record of the batch; None if it has no records."""
+        """Step, Unix time and attempt of the newest record of the batch; None if the batch has no records."""
         if not self._records:
             return None
         _, attempt, _, step, ts, *_ = self._records[-1]

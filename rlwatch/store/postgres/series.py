@@ -161,7 +161,10 @@ def _last_chunked(db: Connection, run_id: str, number: int) -> int:
 
 
 class Chunking:
-    """Counts rows of each metric set of a run that wait to be copied into chunks, and copies them."""
+    """Counter of a run's rows that wait to be copied into chunks (blocks of many rows per metric), by metric set.
+
+    A metric set is a set of metric names that rows have in common.
+    """
 
     def __init__(self, db: Connection, run_id: str) -> None:
         self._run_id = run_id
@@ -175,16 +178,20 @@ class Chunking:
             self._waiting[mset] = 0 if row is None else row[0]
 
     def add(self, widths: Sequence[tuple[int, int]]) -> None:
-        """Count records that were written, given as pairs of metric set and its number of metrics."""
+        """Count newly written records; ``widths``: for each one, the number of its metric set and how many metrics that
+        has.
+        """
         self._sets.update(widths)
         self._waiting.update(mset for mset, _ in widths)
 
     def due(self) -> int | None:
-        """Return a metric set with enough rows for a chunk; None if no set has."""
+        """Return the number of a metric set with enough waiting rows for a chunk; None if no set has."""
         return next((mset for mset, count in self._waiting.items() if count >= ROWS and self._fits(mset)), None)
 
     def work(self, db: Connection, mset: int) -> None:
-        """Copy the oldest waiting rows of the metric set into chunks, in the caller's transaction."""
+        """Copy the oldest waiting rows of the metric set ``mset`` into one chunk per metric, in the caller's
+        transaction.
+        """
         last = _last_chunked(db, self._run_id, mset)
         which = f"AND mset = %(mset)s AND seq > %(last)s ORDER BY seq LIMIT {ROWS}"
         inner = f"(SELECT * FROM record WHERE run_id = %(run)s {which}) AS oldest"

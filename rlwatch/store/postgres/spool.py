@@ -106,7 +106,7 @@ def begin(address: PostgresAddress, run: RunInfo, attempt: int) -> Spool | None:
 
 
 def left_behind(directory: Path) -> list[Path]:
-    """Return the journal directories in or under ``directory`` whose process is gone."""
+    """Return the journal directories in or under ``directory`` whose process has ended."""
     notes = [directory / NOTE] if (directory / NOTE).exists() else sorted(directory.glob(f"**/{NOTE}"))
     return [note.parent for note in notes if _is_left(note.parent)]
 

@@ -171,7 +171,10 @@ def newest_rows(
 
 
 def values_of(names: tuple[str, ...], blob: bytes) -> dict[str, float]:
-    """Return metric name -> value of packed values. Raises ``StoreCorruptError`` if they do not fit the names."""
+    """Return metric name -> value from ``blob``, the packed values of the metrics ``names``.
+
+    Raises ``StoreCorruptError`` if the number of values is not that of the names.
+    """
     try:
         return dict(zip(names, packing(names).unpack(blob), strict=True))
     except struct.error as error:

@@ -208,8 +208,9 @@ def lease_messages(
 
 
 def settle_message(db: sqlite3.Connection, message: OutboxMessage) -> None:
-    """Store the outcome of a delivery and end the lease, unless the message is final or leased by another caller by
-    now.
+    """Store the outcome of a delivery of ``message``, and end its lease (the claim of the process that sends it).
+
+    Nothing changes if the stored message is no longer pending, or, for a failure, if it was leased anew meanwhile.
     """
     with transaction(db):
         db.execute(

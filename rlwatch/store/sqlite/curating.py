@@ -83,8 +83,9 @@ def read_edits(db: sqlite3.Connection, run_id: str) -> list[RunEdit]:
 
 
 def edit_of(run_id: str, by: str, at: float, body: str) -> RunEdit:
-    """Return the edit that was stored with these columns; ``at``: Unix seconds, ``body``: JSON from
-    :func:`edit_body`.
+    """Return the edit of a run's description that is stored as one row of the database.
+
+    ``by``: the user. ``at``: Unix seconds. ``body``: JSON text made by :func:`edit_body`.
     """
     return codec.enriched(RunEdit(run_id=run_id, by=by, at=at), loads(body))
 

@@ -99,7 +99,7 @@ class Cursor(sqlite3.Cursor):
             return super().fetchone()
 
     def fetchmany(self, *args: Any) -> list[Any]:
-        """Return the next rows of the result, as ``sqlite3`` does, with forks held back meanwhile."""
+        """Return the next rows of the result, as ``sqlite3`` does; the process cannot fork meanwhile."""
         with _gate:
             return super().fetchmany(*args)
 

@@ -90,7 +90,7 @@ class JournalPosition:
     above: frozenset[int] = frozenset()
 
     def holds(self, number: int) -> bool:
-        """Return True if the item with this number is in the database."""
+        """Return True if the database already holds the journal's item with this ``number``."""
         return number <= self.upto or number in self.above
 
     def after(self, numbers: Iterable[int]) -> JournalPosition:
@@ -290,7 +290,11 @@ class SQLiteJournal:
         self._end.make_room()
 
     def on_disk(self) -> bool:
-        """Wait until the disk has all journal files; False if it refuses, as a disk does that became read-only."""
+        """Wait until all journal files are on the disk, not only in the system's cache; return False if the disk
+        refuses.
+
+        A disk that became read-only refuses.
+        """
         try:
             for each in [each for stream in self._streams() for each in stream.files()]:
                 file = os.open(each.path, os.O_RDONLY)

@@ -135,7 +135,7 @@ next attempt may begin at any step below the last.
 
 
 def journal_mark(db: sqlite3.Connection, nonce: str) -> JournalPosition:
-    """Return which items of the journal named ``nonce`` are stored in the database; none for another journal's name."""
+    """Return which items of the journal named ``nonce`` the database holds; none if it has items of another journal."""
     row = db.execute("SELECT value, body FROM progress WHERE name = 'journal'").fetchone()
     body = loads(row[1]) if row is not None else {}
     if body.get("nonce") != nonce:

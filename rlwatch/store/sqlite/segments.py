@@ -133,8 +133,9 @@ class SegmentFile:
 class Stream:
     """Consecutive journal files for one sort of items; beyond ``segment_bytes`` a file is followed by another.
 
-    The first file is made when it is needed, by ``made``. Threads that log call :meth:`here`; all other methods are
-    called by the thread that writes the database.
+    ``made`` creates a file, the first one when it is needed. Threads that log call only :meth:`here`; the other methods
+    are called by the thread that writes the database. ``now``: the file in use. ``next``: its successor, prepared in
+    advance. ``old``: files before it, oldest first, with ``old_bytes`` in all.
     """
 
     made: Callable[[], SegmentFile]
