@@ -62,9 +62,10 @@ UNLIKE = 1.2
 
 
 class AnswerCount:
-    """Estimate the number of answers behind a reward that is a share of right ones, from its granularity.
+    """Estimator of how many answers each mean reward is taken from, by its granularity, for rewards that are shares of
+    right answers.
 
-    Rewards such as 3/8 and 5/8 mean eight answers.
+    Means such as 3/8 and 5/8 suggest eight answers.
     """
 
     MOST, LEAST = 64, 4
@@ -315,9 +316,10 @@ class RewardWatch:
         return self.holds(FULL) or (self.holds(SOLVED) and self.risen())
 
     def taking_off(self) -> bool:
-        """Return True if the reward gained a third of its whole range within the last 25 rows, by more than noise.
+        """Return True if the mean reward gained a third of its whole range within the last 25 rows, by more than noise.
 
-        Earlier metrics, gradients above all, are then no baseline: groups that all failed had no gradient.
+        Earlier levels of other metrics, the gradient norm above all, are then no baseline: groups that all failed had
+        no gradient.
         """
         now, values = self.now, self._recent.values
         if now is None or len(values) < TAKE_OFF_ROWS + 10:
@@ -457,7 +459,7 @@ class Change:
         self._recent = Window(rows=60, steps=10**9, least=6)
 
     def update(self, step: int, value: float) -> None:
-        """Read the metric's next finite value, at a step."""
+        """Read the metric's next finite ``value``, at a training ``step``."""
         if not self._base.done:
             self._base.update(step, value)
         self._now.update(step, value)
@@ -586,7 +588,10 @@ class RunContext:
         self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
-        """Read the context's metrics of a row; the same row again is ignored, because detectors share this object."""
+        """Read the metrics of the row ``step`` that describe the run's course.
+
+        All detectors of a run share this object, and each of them passes every row: a row that was read is ignored.
+        """
         if step is self._taken:
             return
         self._taken = step
@@ -653,7 +658,9 @@ class RunContext:
 
     @property
     def stiff(self) -> bool:
-        """True if all batches, which used to differ, earn about the same now (range between the deciles)."""
+        """True if all batches, which used to differ, now have about the same mean reward (judged by the range between
+        deciles).
+        """
         now, low, high = self._means, self._means_base.upper(0.1), self._means_base.upper(0.9)
         if len(now) < now.least or low is None or high is None or not self._means_base.done:
             return False

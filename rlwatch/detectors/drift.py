@@ -112,7 +112,9 @@ class DriftCourse:
 
     @property
     def far(self) -> float:
-        """Distance from the start as a multiple of the limit; 0 if it is unknown, harmless or explained by chance."""
+        """Distance of the metric from its start as a multiple of the limit; 0 if unknown, harmless or explained by
+        chance.
+        """
         if self.start is None or self._out.rows < LAST_ROWS - 1:
             return 0.0
         now, sign = self.now, self.sign
@@ -128,7 +130,7 @@ class DriftCourse:
         return self._out.since
 
     def words(self) -> str:
-        """Return the metric's name, start and level, for a message."""
+        """Return the metric's name, its start and its level now, as words for a message."""
         now = math.exp(self.now) if self.sign.scale is _log else self.now
         return f"{self.sign.metric} from {number(self.start)} to {number(now)}"
 

@@ -176,10 +176,10 @@ class Earlier:
         self._away = 0
 
     def take(self, deviation: float, *, far: bool, accepted: int) -> None:
-        """Store a deviation after :data:`DELAY` further rows.
+        """Store a deviation of the metric from its reference, after :data:`DELAY` further rows.
 
-        ``far``: it is part of an excursion. Deviations of an excursion, and of the rows that led into it, are stored
-        only once it lasts ``accepted`` rows.
+        ``far``: True if the deviation is part of an excursion. Deviations of an excursion, and of the rows that led
+        into it, are stored only once it has lasted ``accepted`` rows.
         """
         self._away = self._away + 1 if far else 0
         if far and self._away <= accepted:
@@ -501,10 +501,10 @@ class RewardFall:
 
 
 class OnePrompt:
-    """Recognise a log in which each row has the answers to one prompt, from the share of groups with equal rewards.
+    """Detector of logs in which each row has the answers to one prompt, by the share of groups with equal rewards.
 
-    That share is then always 0 or 1. Lengths, cuts and reward of a row are those of one prompt, and the next row has
-    another.
+    That share is then always 0 or 1. The mean length, share of cuts and reward of a row are those of one prompt, so
+    neighbouring rows differ more than otherwise.
     """
 
     def __init__(self) -> None:
@@ -529,9 +529,10 @@ class OnePrompt:
 
 @dataclass(slots=True)
 class JointAlarm:
-    """A raised alarm of joint evidence: when it began, and the levels at which it ends.
+    """A raised alarm of joint evidence: ``onset`` and ``since`` are steps, and it ends when the deviations have halved.
 
-    ``halves``: number of each indicator -> half of its deviation. ``reward_half``: the same for the reward, or None.
+    ``halves``: index of each indicator -> half of its deviation when the alarm was raised. ``reward_half``: the same
+    for the fall of the reward; None if the reward had not fallen.
     """
 
     onset: int

@@ -241,7 +241,7 @@ class RiseDetector(BaseDetector):
         return None if value is None or value > limit.most else value
 
     def floor(self, limit: RiseLimit) -> float | None:  # noqa: ARG002  (for subclasses)
-        """Return a floor for the limit that depends on the run; None to use the limit's own."""
+        """Return the lowest value that can count as risen, if it depends on the run; None to use that of ``limit``."""
         return None
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:

@@ -26,7 +26,9 @@ def log_above_one(weight: float) -> float:
 
 
 def repeated(distinct: float) -> float:
-    """Return the odds that an n-gram is a repetition, given the share of distinct n-grams."""
+    """Return the odds r / (1 - r) that an n-gram is a repetition, r = 1 - ``distinct``, the share of distinct
+    n-grams.
+    """
     return MOST if distinct <= 0.0 else odds(max(1.0 - distinct, 0.0))
 
 

@@ -40,7 +40,7 @@ class SeriesHistory:
 
     @property
     def level(self) -> float:
-        """Median of the last rows; 0 if there are too few."""
+        """Median of the metric's last rows; 0 if there are too few."""
         return self._now.get() or 0.0
 
     @property

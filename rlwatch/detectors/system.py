@@ -258,7 +258,7 @@ class Presence:
     gap: int = 1
 
     def patience(self) -> int:
-        """Return the number of rows without the metric that are still normal."""
+        """Return how many rows in a row may lack the metric before it counts as vanished."""
         return max(MISSING, GAP_TIMES * self.gap)
 
 
@@ -281,7 +281,7 @@ class MetricVanished(BaseDetector):
     def notice(self, event: Event) -> None:
         """Forget which metrics the run logs, upon an ``event`` after which they may differ.
 
-        Such events are a resume, and ``SHED``: metrics were dropped on purpose, to save time.
+        Such events are a resume, and ``SHED``: metrics were dropped because the store's buffer was nearly full.
         """
         if event.kind in ("resume", "rollback", SHED):
             self._presence.clear()

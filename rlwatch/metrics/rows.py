@@ -101,12 +101,19 @@ class Metric:
 
 
 def same(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
-    """Return an alias: ``source`` logs the same quantity as ``name``."""
+    """Return an alias of a metric: the trainer ``source`` (empty: any) logs this very quantity under ``name``.
+
+    ``estimator``, ``aggregator``: how that trainer estimates and averages it, if it differs.
+    """
     return Alias(name, source, Relation.SAME, estimator, aggregator)
 
 
 def proxy(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
-    """Return an alias: ``source`` logs a related quantity as ``name``, an approximation of the metric."""
+    """Return an alias of a metric: the trainer ``source`` (empty: any) logs an approximation of the metric under
+    ``name``.
+
+    ``estimator``, ``aggregator``: how that trainer estimates and averages it, if it differs.
+    """
     return Alias(name, source, Relation.PROXY, estimator, aggregator)
 
 
@@ -125,7 +132,7 @@ def fraction(
     everyday: tuple[str, ...] = (),
     panel: int | None = None,
 ) -> Metric:
-    """Return a row of the metric table for a metric within [0, 1]."""
+    """Return a row of the metric table for a metric within [0, 1]; the arguments are attributes of :class:`Metric`."""
     return Metric(name, family, "fraction", meaning, 0.0, 1.0, "", aggregator, aliases, everyday, panel)
 
 
@@ -143,7 +150,9 @@ def nats(
     panel: int | None = None,
     vital: bool = False,
 ) -> Metric:
-    """Return a row of the metric table for a metric in nats per token."""
+    """Return a row of the metric table for a metric in nats per token; the arguments are attributes of
+    :class:`Metric`.
+    """
     return Metric(
         name, family, "nats/token", meaning, low, high, estimator, aggregator, aliases, everyday, panel, vital
     )

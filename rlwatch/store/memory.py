@@ -92,7 +92,7 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
             return _MemoryWriter(held, begun, self._place.lock)
 
     def amend_run(self, run_id: str) -> RunWriter | None:  # noqa: ARG002  (no other process, none that died)
-        """Return None: the runs end with this process, so no dead process has left one unfinished."""
+        """Return None: no dead process can have left a run unfinished, as the runs end with this process."""
         return None
 
     def branch(
@@ -123,7 +123,7 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
             return () if db is None else read_edits(db, run_id)
 
     def news(self, topic: Topic, run_id: str | None = None) -> None:
-        """Return None: no other process writes this store, so that there is nothing to wait for."""
+        """Return None, as there is nothing to wait for: no other process writes this store."""
 
     def close(self) -> None:
         """Do nothing: the runs stay, and another ``open_store`` of this name finds them."""

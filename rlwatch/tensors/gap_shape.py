@@ -106,7 +106,7 @@ class Temperature(ThroughOrigin):
 
 
 class Explained(ThroughOrigin):
-    """Share of the sum of squares of y that the line y = b x explains, in [0, 1]."""
+    """Share of the sum of squares of y that the least-squares line y = b x through the origin explains, in [0, 1]."""
 
     @override
     def value(self) -> Tensor:

@@ -69,7 +69,7 @@ class _Looks:
 
 
 class GradientTrail:
-    """Follows the accumulating gradients of one model through the backward passes of a step."""
+    """Reader of one model's accumulated gradients after each backward pass of a step, to compare the micro-batches."""
 
     def __init__(self) -> None:
         self._parameters: tuple[nn.Parameter, ...] | None = None

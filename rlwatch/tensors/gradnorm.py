@@ -170,7 +170,7 @@ class Piece:
 
     @property
     def held(self) -> int:
-        """Number of elements that count on this rank."""
+        """Number of elements of the parameter's gradient that count on this rank."""
         return 0 if self.counted is None else self.counted.numel()
 
 

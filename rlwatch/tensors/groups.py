@@ -227,7 +227,10 @@ class ResponsesIn(Grouped):
 
 @dataclass(frozen=True, slots=True)
 class GroupsThat(Grouped):
-    """Number of measured groups that are ``kind``: the name of an attribute of :class:`Verdicts`."""
+    """Number of measured groups of which a verdict is true, such as that not all rewards are equal.
+
+    ``kind``: name of the verdict, an attribute of :class:`Verdicts`.
+    """
 
     kind: str = "effective"
 

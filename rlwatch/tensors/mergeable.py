@@ -120,7 +120,7 @@ class Max(Single):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure the values of ``x`` inside ``mask``."""
+        """Measure the maximum of the values ``x`` inside ``mask``, a tensor of the same shape."""
         return cls(masked_count(mask, x), masked_max(x, mask))
 
     @override
@@ -157,7 +157,9 @@ class Latest(Single):
 
     @override
     def across(self, other: Self) -> Self:
-        """Return the value of the lower rank, if it measured: every rank measured the same quantity."""
+        """Return the value of this rank, the lower one, if it measured, else that of ``other``: all ranks measure one
+        quantity.
+        """
         lower = self.count > 0
         return type(self)(torch.where(lower, self.count, other.count), torch.where(lower, self.kept, other.kept))
 

@@ -631,7 +631,10 @@ def observe_mismatch(batch: TokenBatch) -> Stats:
 
 
 def observe_mismatch_detail(batch: TokenBatch) -> Stats:
-    """Return where and how the mismatch occurs: divergences, tails, gradient, whole responses, and experts if known."""
+    """Return statistics of where and how the mismatch between trainer and rollout engine occurs.
+
+    These are divergences, tails, the effect on the gradient, whole responses, and routing to experts if it is known.
+    """
     gap = None if batch.rollout_logp is None else LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     routes = batch.experts if batch.experts is not None else batch.rollout_experts
     loads = {} if routes is None else load_stats(routes, batch.mask)

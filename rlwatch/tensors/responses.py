@@ -58,8 +58,10 @@ from rlwatch.tensors.transfer import moved
 
 @dataclass(frozen=True, slots=True)
 class Kept(Stat):
-    """Base of statistics that need all values at once: keeps the non-negative values of every batch until it is
+    """Base of statistics that need all values at once, such as quantiles: keeps the values of every batch until it is
     read.
+
+    The values are not negative.
     """
 
     values: tuple[Tensor, ...]

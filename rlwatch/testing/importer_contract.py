@@ -59,7 +59,9 @@ class ImporterContract:
         raise NotImplementedError("write the log as the trainer does")
 
     def rows(self, count: int, *, first: int = 1) -> list[tuple[int, dict[str, float]]]:
-        """Return ``count`` rows of consecutive steps from ``first`` on, with values of few digits."""
+        """Return ``count`` rows as (step, metrics), of consecutive steps from ``first`` on, with values of few
+        digits.
+        """
         a, b = self.names
         return [(step, {a: step * 0.5, b: 1.25 - step * 0.25}) for step in range(first, first + count)]
 

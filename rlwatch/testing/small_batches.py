@@ -33,8 +33,8 @@ class SmallRun:
 
     @property
     def last_in_time(self) -> int:
-        """Last step at which an alarm is in time: ten steps after the failure began, or the second row after its first
-        row.
+        """Last step at which an alarm still is in time: ten steps after the failure began, or the third row from then
+        on, if later.
         """
         assert self.onset is not None
         after = [row.step for row in self.rows if row.step >= self.onset]

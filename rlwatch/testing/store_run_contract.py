@@ -78,7 +78,7 @@ def alert(alert_id: str = "a1", run_id: str = "run", *, state: AlertState = Aler
 
 
 def message(message_id: str = "m1", run_id: str = "run", *, channel: str = "hook", due: float = 0.0) -> OutboxMessage:
-    """Return a pending message for tests; ``due``: Unix seconds from which it is to be sent."""
+    """Return an outgoing message for tests that waits to be sent; ``due``: Unix seconds from which it is to be sent."""
     return OutboxMessage(message_id, run_id, "a1", channel, {"text": "entropy"}, next_attempt_at=due)
 
 

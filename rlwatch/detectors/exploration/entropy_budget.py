@@ -60,7 +60,10 @@ class Law:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Steps from now until entropy reaches a level, at its present rate; ``low``..``high`` is a 90 % interval."""
+    """Forecast of the steps from now until entropy reaches a level, at its present rate of change.
+
+    ``low``..``high``: a 90 % interval of that number of steps.
+    """
 
     steps: float
     low: float
@@ -114,8 +117,9 @@ class LawFit:
         return Law(-line.slope, line.intercept, line.error, line.explained)
 
     def arrival(self, entropy: float, level: float) -> Arrival | None:
-        """Return when entropy, now ``entropy``, falls to ``level`` (nats/token, both > 0); None without a certain
-        fall.
+        """Return in how many steps entropy falls from ``entropy`` to ``level`` (nats per token, both > 0).
+
+        None if it is not certain that entropy falls.
         """
         if self._rates is None:
             self._rates = self._falling()

@@ -42,7 +42,7 @@ class Likelihood:
 
     @property
     def now(self) -> float | None:
-        """Median of the last rows, nats/token; None with too few."""
+        """Median of the mean log-prob over the last rows, nats per token; None if there are too few rows."""
         return self._now.get()
 
     @property
@@ -52,7 +52,9 @@ class Likelihood:
 
     @property
     def error(self) -> float:
-        """Standard error of the level now in nats/token, from first differences."""
+        """Standard error, in nats per token, of the median log-prob of the last rows, estimated from first
+        differences.
+        """
         jumps = [b - a for a, b in pairwise(self._recent.values)]
         noise = mad(jumps, 0.0) / math.sqrt(2.0) if jumps else 0.0
         return MEDIAN_ERROR * noise / math.sqrt(max(len(self._now), 1))
@@ -84,7 +86,10 @@ class Likelihood:
         return self.fallen(share, errors) and left > least
 
     def fallen(self, share: float, errors: float = 5.0) -> bool:
-        """Return True if the level has lost ``share`` of its best level, by more than ``errors`` standard errors."""
+        """Return True if the mean log-prob fell from its best level by the given ``share`` of that level.
+
+        The fall must also exceed ``errors`` standard errors.
+        """
         best = self.best
         return best is not None and self.lost > max(share * abs(best), errors * self.error, 1e-9)
 

@@ -22,7 +22,11 @@ used.
 
 
 class FirstGap:
-    """Reads the same metric in every row, the first of ``GAPS`` that was measured, so that levels are comparable."""
+    """Reader of the size of the gap between trainer and rollout engine, by one metric in all rows, so that levels
+    compare.
+
+    ``name``: the metric, the first of ``GAPS`` that was measured; empty before that.
+    """
 
     def __init__(self) -> None:
         self.name = ""
@@ -121,8 +125,10 @@ class MismatchMask(BaseDetector):
         self._masks = [_Mask(name) for name in MASKS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Return a finding for the first correction that masks or cuts fewer tokens although the gap between trainer and
-        engine has widened.
+        """Return a finding for the first correction that masks or cuts fewer tokens although the gap to the engine has
+        widened.
+
+        The gap is that between the log-probs of trainer and rollout engine in the row ``step`` and those before.
         """
         gap = self._gap.read(step)
         for mask in self._masks:

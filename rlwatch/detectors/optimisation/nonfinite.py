@@ -126,7 +126,7 @@ class NonfiniteChain:
 
     @property
     def since(self) -> int | None:
-        """Step at which the first link broke; None if none did."""
+        """Step at which the first of the chain's links had non-finite values; None if none had."""
         return min(self.onsets.values(), default=None)
 
     def in_words(self) -> str:

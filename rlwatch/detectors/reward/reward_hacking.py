@@ -160,7 +160,7 @@ class Signs:
                 self._scores[name].update(step.step, value, reward)
 
     def now(self) -> list[HackingSignal]:
-        """Return the signs against the reward that hold now, the heaviest first."""
+        """Return the observations that contradict the rise of the reward now, the heaviest first."""
         found = [
             *self._scored(),
             *self._by_length(),

@@ -53,8 +53,8 @@ class RewardPart(SeriesHistory):
         return self.level >= PINNED * self.high or (self.share and self.level >= NEARLY_EVERYBODY)
 
     def learnt(self) -> float | None:
-        """Return the step at which the part was halfway up, if it climbed and has long been at its ceiling; else
-        None.
+        """Return the step at which this part of the reward was halfway up; None unless it climbed and has long been at
+        its maximum.
         """
         return self.climbed(CLIMB * self.high) if self._pinned.lasted(ROWS, STEPS) else None
 

@@ -44,7 +44,7 @@ class CanaryHistory:
 
     @property
     def first(self) -> float:
-        """First score of the canary."""
+        """First score that the verifier gave to the canary (an answer whose score is known)."""
         return self.early[0]
 
     def update(self, step: int, value: float, none: float, full: float) -> None:

@@ -45,7 +45,7 @@ class VerifierSeries:
         self._seconds = seconds
 
     def update(self, step: int, value: float) -> None:
-        """Read the metric's next finite value, at least 0, at a step."""
+        """Read the metric's next finite ``value``, at least 0, at a training ``step``."""
         self.last = value
         if self._rows < FIRST:
             self._rows += 1

@@ -54,7 +54,7 @@ class ClickHouse:
         return self._rows(db, run_id, f"seq > {after_seq}", limit, "DESC" if newest else "ASC")
 
     def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
-        """Iterate over records above ``after_seq`` of attempts before ``attempt``, read page by page."""
+        """Iterate over the records above ``after_seq`` that attempts before ``attempt`` wrote, read page by page."""
         while page := self._rows(db, run_id, f"seq > {after_seq} AND attempt < {attempt}", _PAGE, "ASC"):
             yield from page
             after_seq = page[-1][0]

@@ -72,7 +72,7 @@ class Shipment(Protocol):
         ...
 
     def forget(self) -> None:
-        """Leave what was sent and not recorded invisible for good."""
+        """Give up the data that were sent but not recorded in PostgreSQL; they stay invisible for good."""
         ...
 
 
@@ -90,8 +90,10 @@ class SeriesBackend(Protocol):
         ...
 
     def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
-        """Iterate over records above ``after_seq`` of attempts before ``attempt``, as rows of :meth:`rows`, read in
-        parts.
+        """Iterate over the records above ``after_seq`` that attempts before ``attempt`` wrote, as the rows of
+        :meth:`rows`.
+
+        They are read in parts, so that a long run needs little memory.
         """
         ...
 
@@ -147,8 +149,9 @@ class SeriesBackend(Protocol):
         ...
 
     def shipment(self, run_id: str) -> Shipment | None:
-        """Return the object through which a new writer of the run sends its bulk; None if PostgreSQL itself holds the
-        bulk.
+        """Return the object through which a new writer of the run sends rows, tokens and completions to the engine.
+
+        None if PostgreSQL itself holds them.
         """
         ...
 

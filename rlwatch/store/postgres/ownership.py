@@ -80,7 +80,7 @@ def amending(address: PostgresAddress, run_id: str) -> Lock:
 
 
 def exclusive(address: PostgresAddress) -> Lock:
-    """Return the lock of the process that composes the messages of all runs."""
+    """Return the lock that only one process of the store holds: the one that composes the messages about all runs."""
     return Lock(address.key("exclusive"), _MAY_DELIVER)
 
 
@@ -123,10 +123,10 @@ def wait_for(db: Connection, lock: Lock, most_s: float) -> None:
 def lock_patiently(
     db: Connection, address: PostgresAddress, run_id: str, project: str | None = None, *, let_go_s: float = LET_GO_S
 ) -> None:
-    """Take the lock of a run's writer, after a wait for holders that will release it soon.
+    """Take the lock of a run's writer; wait up to ``let_go_s`` seconds for holders that release it soon.
 
-    Those are processes that only complete what a dead one left, and connections of a dead process, for ``let_go_s``
-    seconds. Raises ``RunLockedError`` for any other holder. ``project``: of the run, in case it is not stored yet.
+    Those are processes that only complete what a dead one left, and connections of a dead process. Raises
+    ``RunLockedError`` for any other holder. ``project``: of the run, in case it is not stored yet.
     """
     began, lock = time.monotonic(), lock_of(address, run_id, project)
     while not locked(db, lock):

@@ -67,7 +67,7 @@ class RunQueries(ABC):
         return [run for run in found if run.curation.deleted is deleted]
 
     def unreadable(self) -> Mapping[str, str]:
-        """Return nothing: there are no files that could be damaged."""
+        """Return an empty mapping: a PostgreSQL store has no files that could be damaged."""
         return {}
 
     def run(self, run_id: str) -> RunInfo:
@@ -79,7 +79,7 @@ class RunQueries(ABC):
             return as_edited(db, [run], run_id)[0]
 
     def configs(self, run_id: str) -> dict[int, Mapping[str, JSON]]:
-        """Return attempt -> the configuration that its process passed."""
+        """Return attempt -> the configuration that the attempt's process passed to rlwatch."""
         with self.snapshot(run_id) as db:
             return runrow.configs(db, run_id)
 

@@ -17,7 +17,7 @@ _NUMBERED = ("finding", "spike_batch", "spike_top", "completion_batch")
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The last number given in each table whose rows have no sequence number of their own."""
+    """The id last given in each database table whose rows have no sequence number of their own."""
 
     finding: int = 0
     spike_batch: int = 0
@@ -26,7 +26,9 @@ class Numbers:
 
 
 def last_numbers(db: Connection, run_id: str) -> Numbers:
-    """Return the highest numbers that the run's stored rows have."""
+    """Return the highest id that the run's rows have in each table without sequence numbers; 0 for a table without
+    rows.
+    """
     parts = ", ".join(f"(SELECT coalesce(max(id), 0) FROM {table} WHERE run_id = %(run)s)" for table in _NUMBERED)
     row = db.execute(f"SELECT {parts}", {"run": run_id}).fetchone()
     return Numbers(*(row or ()))

@@ -73,7 +73,7 @@ def first_seq(db: Connection, run_id: str, attempt: int) -> int:
 
 
 def configs(db: Connection, run_id: str) -> dict[int, Mapping[str, JSON]]:
-    """Return attempt -> the configuration that its process passed."""
+    """Return attempt -> the configuration that the attempt's process passed to rlwatch."""
     rows = db.execute("SELECT attempt, config FROM attempt WHERE run_id = %s ORDER BY attempt", (run_id,))
     return {attempt: loads(config) for attempt, config in rows}
 
@@ -97,7 +97,7 @@ def note_rows(db: Connection, run_id: str, last_seq: int, newest: Row | None) ->
 
 
 def number(ts: float | None) -> float | None:
-    """Return ``ts``; None if it is NaN."""
+    """Return the time ``ts`` (Unix seconds) as the database holds it: None for NaN, which is an unknown time."""
     return None if ts is None or math.isnan(ts) else ts
 
 

@@ -48,7 +48,7 @@ class Note:
 
     @property
     def run(self) -> RunInfo:
-        """The run as its trainer began it."""
+        """The run's description as the trainer passed it when the journal began."""
         return codec.decoded(RunInfo, {**self.begun, "run_id": self.run_id})
 
 

@@ -75,7 +75,7 @@ class Tables:
         yield from chunked_parts(db, run_id, sets, names, asked)
 
     def moments(self, db: Connection, run_id: str) -> SeriesPart:
-        """Return the Unix times of the records, as values."""
+        """Return the Unix times of the run's records, in the form of a metric whose values are the times."""
         return read_columns(db, run_id, "record", "float8send(ts)", "")
 
     def last_values(
@@ -147,7 +147,7 @@ class Tables:
         return (0, 0) if found is None else (int(found[0]), int(found[1]))
 
     def remove(self, run_id: str) -> None:
-        """Do nothing: the rows are removed with the run."""
+        """Do nothing: PostgreSQL removes the run's data together with its row in the table of runs."""
 
     def usage(self) -> dict[str, dict[str, int]]:
         """Return nothing: PostgreSQL's own usage counts these tables."""

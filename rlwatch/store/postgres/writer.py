@@ -183,9 +183,10 @@ class PostgresWriter:
             raise StoreError(f"run {self.run.run_id!r} is {self._ended}: this one was cut off, and may not go on")
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Store the heartbeat time ``now`` (Unix seconds), and the ``stage`` of the writer's process ``since`` when.
+        """Store that the writer's process is alive at ``now`` and in which ``stage`` of the step.
 
-        Does nothing in a forked child. Raises ``StoreError`` if another writer took over.
+        ``since``: when that stage began. Both are Unix seconds. Does nothing in a forked child. Raises ``StoreError``
+        if another writer took over.
         """
         if self._pid == os.getpid():
             db = self._connected()

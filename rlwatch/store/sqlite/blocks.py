@@ -82,7 +82,10 @@ def unpack_axis(blob: bytes, rows: int) -> np.ndarray:
 
 
 def finest(values: np.ndarray) -> Cells:
-    """Return cells of ``WIDTHS[0]`` rows of ``values`` (metrics, rows); the number of rows is a multiple of that."""
+    """Return summaries (count, sum, minimum, maximum, non-finite values) of every ``WIDTHS[0]`` consecutive rows.
+
+    ``values`` (metrics, rows): the number of rows is a multiple of ``WIDTHS[0]``.
+    """
     import numpy as np
 
     stretches = values.reshape(len(values), -1, WIDTHS[0])
@@ -106,7 +109,9 @@ def finest(values: np.ndarray) -> Cells:
 
 
 def coarser(cells: Cells, width: int, times: int) -> Cells:
-    """Return cells that summarise ``times`` as many rows as the given cells of ``width`` rows."""
+    """Return summaries that each cover ``times`` as many rows as the given ``cells``, which cover ``width`` rows
+    each.
+    """
     import numpy as np
 
     shape = cells["low"].shape
@@ -183,7 +188,7 @@ class Block:
 
     @property
     def seqs(self) -> np.ndarray:
-        """Sequence numbers of the rows (rows,), ascending."""
+        """Sequence number of each row of the block, (rows,), ascending."""
         return unpack_axis(self.packed_seqs, self.rows)
 
     @property
@@ -193,7 +198,7 @@ class Block:
 
     @property
     def attempts(self) -> np.ndarray:
-        """Attempts that wrote the rows (rows,)."""
+        """Number of the attempt that wrote each row of the block, (rows,)."""
         return unpack_axis(self.packed_attempts, self.rows)
 
     def spacing(self) -> tuple[int, int, int, int] | None:

@@ -79,7 +79,7 @@ class Cursor(sqlite3.Cursor):
     """A ``sqlite3.Cursor`` whose calls delay a concurrent ``fork`` until they have returned."""
 
     def execute(self, *args: Any) -> Self:
-        """Run one SQL statement as ``sqlite3.Cursor.execute`` does, with forks held back meanwhile."""
+        """Run one SQL statement as ``sqlite3.Cursor.execute`` does; the process cannot fork meanwhile."""
         with _gate:
             return super().execute(*args)
 
@@ -89,7 +89,7 @@ class Cursor(sqlite3.Cursor):
             return super().executemany(*args)
 
     def executescript(self, *args: Any) -> Self:
-        """Run several SQL statements as ``sqlite3.Cursor.executescript`` does, with forks held back meanwhile."""
+        """Run several SQL statements as ``sqlite3.Cursor.executescript`` does; the process cannot fork meanwhile."""
         with _gate:
             return super().executescript(*args)  # type: ignore[return-value]
 
@@ -152,7 +152,7 @@ class Connection(sqlite3.Connection):
             super().rollback()
 
     def backup(self, *args: Any, **kwargs: Any) -> None:
-        """Copy the database into another connection as ``sqlite3`` does, with forks held back meanwhile."""
+        """Copy the database into another connection as ``sqlite3`` does; the process cannot fork meanwhile."""
         with _gate:
             super().backup(*args, **kwargs)
 

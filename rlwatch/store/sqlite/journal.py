@@ -281,7 +281,7 @@ class SQLiteJournal:
                 return
 
     def note_lost(self, event: Event) -> None:
-        """Record an event that reports lost rows, for a store that cannot take it now."""
+        """Record in the journal an ``event`` that reports lost rows, because the store cannot take it now."""
         self._end.put(_framed(_NUMBERED.pack(_EVENT, next(self._ids)) + _event(event)))
         self.lost = True
 

@@ -62,7 +62,7 @@ def first_seq(db: sqlite3.Connection, attempt: int) -> int:
 
 
 def configs(db: sqlite3.Connection) -> dict[int, Mapping[str, JSON]]:
-    """Return attempt -> the configuration that its process passed; ``{}`` if it passed none."""
+    """Return attempt -> the configuration that the attempt's process passed to rlwatch, ``{}`` if it passed none."""
     return {attempt: loads(config) for attempt, config in db.execute("SELECT attempt, config FROM attempt")}
 
 

@@ -16,7 +16,10 @@ from rlwatch.errors import StoreCorruptError, StoreVersionError
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema: its name (for people) and the function that applies it, inside a transaction."""
+    """One change of a file's tables from a version to the next.
+
+    ``name``: what changes, for people. ``apply``: makes the change, in the caller's transaction.
+    """
 
     name: str
     apply: Callable[[sqlite3.Connection], None]
