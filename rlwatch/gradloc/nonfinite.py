@@ -120,9 +120,10 @@ COEFFICIENTS = ("coefficient", "entropy coefficient", "aux coefficient")
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """Deduction of the quantity of a step that was non-finite first. Each method returns None if it found nothing.
+    """Deduction of the quantity of a step that was non-finite first.
 
-    ``facts`` lists the non-finite quantities.
+    Each method returns a trace, which names that quantity and its origin, or None if the method found none. ``facts``
+    lists the non-finite quantities.
     """
 
     passes: RecordedPasses
@@ -130,7 +131,7 @@ class StepVerdict:
     rank: int
 
     def standing(self, model: nn.Module) -> NonfiniteTrace | None:
-        """Return the first non-finite quantity as far as it is known without repeating any pass."""
+        """Return the trace of the first non-finite quantity, as far as it is known without repeating a pass."""
         if self.facts.parameters:
             return self._of_parameter(model)
         if self.facts.buffers:
@@ -141,9 +142,10 @@ class StepVerdict:
         return self._of_input() or self._of_coefficient()
 
     def of_forward(self, k: int = 0, broken: Broken | None = None) -> NonfiniteTrace:
-        """Return the module in which log-probs of finite weights ceased to be finite, if it was seen (``broken``).
+        """Return the trace of a forward pass in which log-probs of finite weights ceased to be finite.
 
-        ``k`` is the micro-batch.
+        ``k`` is the micro-batch. ``broken`` is the first non-finite output of a module in it; None if there is none,
+        and then the trace names the log-probs.
         """
         if broken is None:
             k, worst = self.facts.inside["logp"][0]
@@ -160,7 +162,7 @@ class StepVerdict:
         )
 
     def of_output_gradient(self, k: int, broken: Broken) -> NonfiniteTrace:
-        """Return the first non-finite gradient in the backward pass, if the forward pass is finite.
+        """Return the trace of the first non-finite gradient in the backward pass, if the forward pass is finite.
 
         ``k`` is the micro-batch, ``broken`` the gradient of a module's output.
         """
@@ -188,7 +190,7 @@ class StepVerdict:
         return _of_tensor(TensorKind.GRADIENT, worst, Origin.CHANCE, _CHANCE.format(f"the gradient of {worst.name}"))
 
     def of_padding(self) -> NonfiniteTrace | None:
-        """Return a position of padding that is not finite, if only such positions are."""
+        """Return the trace of a non-finite value at a padding position, if only such positions are non-finite."""
         for name, places in self.facts.padding.items():
             k, worst = places[0]
             row, position = (*worst.index, 0)[:2]
@@ -200,7 +202,7 @@ class StepVerdict:
         return None
 
     def of_gradient(self) -> NonfiniteTrace | None:
-        """Return a non-finite gradient of a parameter, if no other quantity is non-finite."""
+        """Return the trace of a parameter's non-finite gradient, if no other quantity is non-finite."""
         if not self.facts.gradients:
             return None
         last = self.facts.gradients[-1]
@@ -234,7 +236,10 @@ class StepVerdict:
         return None
 
     def _of_input(self) -> NonfiniteTrace | None:
-        """Return the earliest non-finite input where the loss is not finite either: an unused one is not to blame."""
+        """Return the trace of the earliest non-finite input at which the loss is not finite either.
+
+        An input that the loss does not use is not to blame.
+        """
         names = [name for name in self.facts.inside if name not in (*COEFFICIENTS, "logp")]
         for name in names:
             if name == "rewards" and "advantages" not in names:

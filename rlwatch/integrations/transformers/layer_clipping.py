@@ -33,9 +33,10 @@ def clip_layers(
     """Clip the gradient of every layer by its own threshold, before the trainer clips all layers together.
 
     First each layer is clipped by ``rule``. Then the trainer clips globally to ``max_grad_norm`` as before, and a layer
-    that spikes no longer starves the others. (For layers only: ``max_grad_norm=float("inf")``.) Where the rule scales
-    nothing, training is bit-identical to training without. The ``grad_norm`` that the trainer logs is the norm before
-    any clipping. The state of the rule is saved with every checkpoint and restored when training resumes from one.
+    that spikes no longer shrinks the gradients of the others. (``max_grad_norm=float("inf")`` clips layers only.) Where
+    the rule scales nothing, training is bit-identical to training without it. The ``grad_norm`` that the trainer logs
+    is the norm before any clipping. The state of the rule is saved with every checkpoint and restored when training
+    resumes from one.
 
     Works with :func:`watch` in either order: it records the gradients before clipping, and what was clipped. With
     several ranks every rank calls this. On one rank a rule that raises is left out with a warning. On several ranks the
