@@ -133,8 +133,9 @@ class StepFacts:
         return (bad if bad.dim() != 1 else bad[:, None]).expand(mask.shape) & mask
 
     def counts(self) -> dict[str, int]:
-        """Return the number of non-finite elements (for the model: tensors) by quantity; finite quantities are
-        absent.
+        """Return the number of non-finite elements (for the model: tensors) by quantity.
+
+        Finite quantities are absent.
         """
         counts = Counter({"parameters": len(self.parameters), "buffers": len(self.buffers)})
         counts["gradients"] = len(self.gradients)

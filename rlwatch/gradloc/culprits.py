@@ -127,8 +127,9 @@ class StepLevels:
         usual: Mapping[str, float] | None = None,
         top_share: float | None = None,
     ) -> StepLevels:
-        """Compute the levels from one advantage and one reward for each response; the other arguments are fields of the
-        class.
+        """Compute the levels from one advantage and one reward for each response.
+
+        The other arguments are fields of the class.
         """
         sizes = RobustLevel.of([abs(value) for value in advantages if value])
         return cls(sizes, RobustLevel.of(rewards), layers or {}, usual or {}, top_share)
@@ -626,10 +627,10 @@ def culprit_of(
     own: OwnGradient | None = None,
     pull: float | None = None,
 ) -> Culprit:
-    """Return ``token`` as a culprit (an outlying token), with its cause; its share is ``contribution / norm`` if both
-    are known.
+    """Return ``token`` as a culprit (an outlying token), with its cause.
 
-    ``levels`` are what is usual in the step, ``own`` is the token's own gradient, ``pull`` as for :func:`cause_of`.
+    Its share is ``contribution / norm`` if both are known. ``levels`` are what is usual in the step, ``own`` is the
+    token's own gradient, ``pull`` as for :func:`cause_of`.
     """
     cause, why = cause_of(token.numbers, token.response, levels, share=token.share, pull=pull)
     share = contribution / norm if contribution is not None and norm else None

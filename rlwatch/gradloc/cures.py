@@ -227,8 +227,9 @@ class InterventionCatalog:
         return found
 
     def through(self) -> Through | None:
-        """Run one backward pass of all tokens, and cache the result; return None if the part through them is
-        unknown.
+        """Run one backward pass of all tokens, and cache the result.
+
+        Return None if the part of the gradient through tokens is unknown.
         """
         if self._through is None:
             here, why = tried(self._alone)

@@ -239,10 +239,10 @@ def seen(model: nn.Module, direction: Direction, shift: Shift, precision: Precis
 
 
 class Views(dict[str, Any]):
-    """Parameters of a module as its forward pass is to see them, shifted when they are read; iteration yields the true
-    ones.
+    """Parameters of a module as its forward pass is to see them, shifted when they are read.
 
-    ``true`` are the module's parameters by name, ``gradients`` the gradients by the ``id`` of the parameter.
+    Iteration yields the true parameters. ``true`` are the module's parameters by name, ``gradients`` the gradients by
+    the ``id`` of the parameter.
     """
 
     def __init__(

@@ -166,8 +166,9 @@ def differing_weights(model: nn.Module, world: World) -> str:
 
 
 def _checksum(parameter: Tensor) -> int:
-    """Return the sum of the bits, read as integers weighted with their place, in 63 bits; a flip of any one changes
-    it.
+    """Return the sum of the bits, read as integers weighted with their place, in 63 bits.
+
+    A flip of any bit changes the sum.
     """
     values = parameter.detach().contiguous().flatten()
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

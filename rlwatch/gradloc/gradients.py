@@ -25,11 +25,11 @@ Weights = Mapping[str, Tensor]
 
 @contextmanager
 def beside_training(model: nn.Module) -> Iterator[None]:
-    """Allow gradients to be computed in the ``with`` block; then restore ``.grad``, buffers, random state and modes,
-    bit for bit.
+    """Allow gradients to be computed in the ``with`` block.
 
-    Ranks may run different numbers of passes inside: DDP neither sends buffers nor expects gradients. Compiled code
-    runs eagerly, because other shapes would be compiled again.
+    Afterwards restore ``.grad``, buffers, random state and modes, bit for bit. Ranks may run different numbers of
+    passes inside: DDP neither sends buffers nor expects gradients. Compiled code runs eagerly, because other shapes
+    would be compiled again.
     """
     reshard(model)
     random = RandomState.now()
@@ -71,8 +71,9 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def run_again(one: LossPass, rows: Sequence[int] | None = None) -> Outputs:
-    """Repeat the forward pass of ``one`` as it was, and return its outputs; only for the sequences ``rows`` if
-    given.
+    """Repeat the forward pass of ``one`` as it was, and return its outputs.
+
+    If ``rows`` is given, only these sequences are repeated.
     """
     one.random.restore()
     return one.forward() if rows is None else one.forward(rows)

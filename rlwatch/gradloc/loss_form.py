@@ -83,8 +83,9 @@ def sample_of(one: LossPass, most: int = SAMPLED) -> Tensor:
 
 
 def tokens_of(passes: Sequence[LossPass]) -> np.ndarray:
-    """Return (N, COLUMNS) of every token inside the masks whose coefficient is finite, float64; waits for the
-    device.
+    """Return (N, COLUMNS) of every token inside the masks whose coefficient is finite, float64.
+
+    It waits for the device.
     """
     tables = [columns_of(one).flatten(1).T.double().cpu().numpy() for one in passes]
     table = np.concatenate(tables) if tables else np.zeros((0, len(COLUMNS)))

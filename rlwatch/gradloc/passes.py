@@ -28,8 +28,9 @@ def accelerator() -> Any:
 
 
 def device_states() -> tuple[Tensor, ...]:
-    """Return the states of the accelerator's random number generators, one for each device, on the CPU; waits for
-    nothing.
+    """Return the states of the accelerator's random number generators, one for each device, on the CPU.
+
+    It does not wait for the device.
     """
     module = accelerator()
     if module is None:

@@ -407,8 +407,9 @@ def _row_numbers(passes: RecordedPasses) -> None:
 
 
 def _gradient(model: nn.Module, passes: RecordedPasses) -> float:
-    """Leave sum a dlogp + e dH in ``.grad``; return the largest difference of a log-prob from the recorded one,
-    nats.
+    """Leave sum a dlogp + e dH in ``.grad``.
+
+    Return the largest difference of a log-prob from the recorded one, nats.
     """
     model.zero_grad(set_to_none=True)
     apart = 0.0

@@ -53,8 +53,9 @@ def rerunning(model: nn.Module, *, wide: bool = True) -> Iterator[Precision]:
 
 
 class BatchCopies(dict[str, Any]):
-    """Buffers of a module, each of which is copied when it is first read, in the requested precision; the copy is
-    kept.
+    """Buffers of a module, each of which is copied when it is first read, in the requested precision.
+
+    The copy is kept.
     """
 
     def __init__(self, true: dict[str, Any], precision: Precision) -> None:
@@ -107,8 +108,9 @@ class Precision:
     low: bool = False
 
     def widen(self, value: Tensor) -> Tensor:
-        """Return ``value`` detached, and in float32 if ``wide`` and it has lower precision; lower precision is noted in
-        ``low``.
+        """Return ``value`` detached, and in float32 if ``wide`` and it has lower precision.
+
+        Lower precision is noted in ``low``.
         """
         if value.dtype not in LOW:
             return value.detach()
@@ -374,10 +376,10 @@ class Draws:
         return draws
 
     def given_to(self, rows: Sequence[int]) -> TorchDispatchMode:
-        """Return a mode in which operations get the kept numbers of the sequences ``rows``; the backward pass belongs
-        inside as well.
+        """Return a mode in which operations get the kept numbers of the sequences ``rows``.
 
-        Inside, :class:`Undivided` is raised if the kept numbers do not fit.
+        The backward pass must run inside the mode as well. Inside, :class:`Undivided` is raised if the kept numbers do
+        not fit.
         """
         return _Given(self, rows)
 

@@ -421,10 +421,9 @@ class LocalisationBudget(Stateful):
         return self.share * max(0.0, self.elapsed_s - self.spent_s) + self.allowance_s - self.spent_s
 
     def may(self, estimate_s: float, *, non_finite: bool = False) -> bool:
-        """Return True if a localisation that takes about ``estimate_s`` seconds is within the budget; refusals are
-        counted.
+        """Return True if a localisation that takes about ``estimate_s`` seconds is within the budget.
 
-        The first localisation, and the first of a ``non_finite`` gradient, are always granted.
+        Refusals are counted. The first localisation, and the first of a ``non_finite`` gradient, are always granted.
         """
         due = self.granted == 0 or (non_finite and not self.traced)
         lacking = estimate_s - self.left_s

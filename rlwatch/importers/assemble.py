@@ -103,11 +103,10 @@ class RunAssembly:
         self.seq = seq
 
     def take(self, row: ImportedRow, skips: Skips) -> list[StepRecord]:
-        """Return the records that are complete after ``row``, without keeping them; count rows that are left out in
-        ``skips``.
+        """Return the records that are complete after ``row``, without keeping them.
 
-        Raises ``ImportFormatError`` if steps go back so often that the rows cannot be of one run, or if each row is of
-        a single response.
+        Count rows that are left out in ``skips``. Raises ``ImportFormatError`` if steps go back so often that the rows
+        cannot be of one run, or if each row is of a single response.
         """
         if self._naming.metrics and not self._naming.metrics.keys().isdisjoint(row.metrics):
             self.given.update(self._naming.metrics.keys() & row.metrics.keys())

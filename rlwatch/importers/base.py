@@ -50,8 +50,9 @@ class Skips:
         self._counts: dict[str, int] = {}
 
     def add(self, reason: str, line: int) -> None:
-        """Count an unusable line or value at ``line`` under ``reason``; beyond 40 different reasons all others count
-        together.
+        """Count an unusable line or value at ``line`` under ``reason``.
+
+        Beyond 40 different reasons all others count together.
         """
         reason = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + "…"
         if reason not in self._counts and len(self._counts) >= self.KINDS:

@@ -79,8 +79,9 @@ def holds_mark(file: IO[bytes], offset: int, mark: str) -> bool:
 
 
 def is_at(path: Path, offset: int, mark: str) -> bool:
-    """Return True if the bytes before ``offset`` in the file at ``path`` have the hash ``mark``; False if it cannot be
-    read.
+    """Return True if the bytes before ``offset`` in the file at ``path`` have the hash ``mark``.
+
+    The result is False if the file cannot be read.
     """
     try:
         with open_regular(path) as file:

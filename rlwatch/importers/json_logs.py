@@ -40,8 +40,9 @@ HISTORY = "log_history"
 
 
 class JsonLinesParser(LineParser):
-    """Parser of logs with one JSON object on each line; a malformed line (cut off by a crash) is counted and left
-    out.
+    """Parser of logs with one JSON object on each line.
+
+    A malformed line (cut off by a crash) is counted and left out.
     """
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:

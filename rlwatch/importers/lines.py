@@ -143,8 +143,9 @@ class _Splitter:
         self._length = 0
 
     def feed(self, text: str, line: int) -> tuple[list[tuple[int, str]], int]:
-        """Return the lines that are complete after ``text``, which begins at ``line``, without empty ones; and the
-        count of line feeds.
+        """Return the lines that are complete after ``text``, which begins at ``line``, without empty ones.
+
+        The count of line feeds is also returned.
         """
         *whole, last = text.split("\n")
         *pieces, rest = last.split("\r")

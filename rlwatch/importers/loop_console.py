@@ -239,8 +239,9 @@ class LoopConsoleParser(LineParser):
             yield row
 
     def _of_use(self, names: frozenset[str], has_step: bool) -> bool:
-        """Return True if lines with these names may be rows; without a step they need a name that only a training
-        has.
+        """Return True if lines with these names may be rows.
+
+        Without a step they need a name that only a training has.
         """
         if names == _OF_BLOCK:
             return True

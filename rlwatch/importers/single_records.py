@@ -134,8 +134,9 @@ class OneByOne:
         self.possible = self.possible and not any(map(of_a_step, names))
 
     def take(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Add the row ``metrics`` of ``step``; return an error message if the rows describe single responses, else an
-        empty text.
+        """Add the row ``metrics`` of ``step``.
+
+        Return an error message if the rows describe single responses, else an empty text.
         """
         again = step == self._step and metrics.keys() == self._row.keys()
         if not again:

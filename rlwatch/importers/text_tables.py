@@ -134,8 +134,9 @@ class TableParser(LineParser):
 
 
 class LongTableParser(TableParser):
-    """Parser of a long CSV table, with one value on each line; consecutive values of one run and step become one
-    row.
+    """Parser of a long CSV table, with one value on each line.
+
+    Consecutive values of one run and step become one row.
     """
 
     def __init__(self, path: str) -> None:

@@ -195,8 +195,9 @@ class WriteDown:
         self.written: ReferenceFacts | None = None
 
     def command(self, parent: Path, facts: ReferenceFacts) -> Command:
-        """Return the command to write the reference into the directory ``parent``; ``facts`` describe the reset that
-        made it.
+        """Return the command to write the reference into the directory ``parent``.
+
+        ``facts`` describe the reset that made it.
         """
         return _reference_command(self.kind, parent, facts)
 
@@ -458,10 +459,9 @@ class KeptSettings:
         self._writes = writes
 
     def save(self, checkpoint: Path) -> None:
-        """Save the changed settings in ``checkpoint``, which has just been written; if there are none, remove an older
-        file.
+        """Save the changed settings in ``checkpoint``, which has just been written.
 
-        An error of the disk becomes a warning.
+        If no settings were changed, remove an older file. An error of the disk becomes a warning.
         """
         if not self._writes():
             return

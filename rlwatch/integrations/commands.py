@@ -76,8 +76,9 @@ class Settled(Protocol):
     """
 
     def settled(self, command: Command, refusal: str | None) -> None:
-        """Keep the effect of ``command`` if all ranks executed it (``refusal`` is None); undo it if a rank refused or
-        failed.
+        """Keep the effect of ``command`` if all ranks executed it (``refusal`` is None).
+
+        Undo it if a rank refused or failed.
         """
         ...
 

@@ -263,8 +263,9 @@ class Localiser:
 
     @property
     def refused(self) -> int:
-        """Return the number of spikes that were not localised because the time budget was used up; counted on rank
-        0.
+        """Return the number of spikes that were not localised because the time budget was used up.
+
+        They are counted on rank 0.
         """
         return self.budget.refused
 

@@ -140,15 +140,17 @@ class RunRanks:
         return wanted if link is None else link.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands of rank 0, received through the link between the ranks; without a link return
-        ``commands``.
+        """Return the commands of rank 0, received through the link between the ranks.
+
+        Without a link return ``commands``.
         """
         link = _link_of(self._seam.run)
         return list(commands) if link is None else link.share(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands of rank 0, received through the link between the ranks; without a link return
-        ``commands``.
+        """Return the commands of rank 0, received through the link between the ranks.
+
+        Without a link return ``commands``.
         """
         link = _link_of(self._seam.run)
         return list(commands) if link is None else link.order(commands)

@@ -606,8 +606,9 @@ class SnapshotKeeper:
 
 
 class TakeTogether:
-    """Handler of the internal command to take a snapshot on all ranks at the same boundary; if one rank fails, none
-    keeps it.
+    """Handler of the internal command to take a snapshot on all ranks at the same boundary.
+
+    If one rank fails, no rank keeps the snapshot.
     """
 
     kind: str = TAKE_SNAPSHOT

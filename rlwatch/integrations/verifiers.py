@@ -41,8 +41,9 @@ class VerifierCall:
     timeouts: int = 0
 
     def begin_check(self) -> int:
-        """Record that a check begins, and return its index for :meth:`failed`; checks of coroutines may end in any
-        order.
+        """Record that a check begins, and return its index for :meth:`failed`.
+
+        Checks of coroutines may end in any order.
         """
         self.raised.append(False)
         return len(self.raised) - 1

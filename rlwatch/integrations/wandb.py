@@ -266,8 +266,9 @@ class WandbMirror:
         self._held = Held()
 
     def log(self, data: Mapping[str, Any], step: Any, commit: bool | None, own: int) -> None:
-        """Record the row of a call ``wandb.log(data, step=step, commit=commit)``; ``own`` is wandb's own step at that
-        time.
+        """Record the row of a call ``wandb.log(data, step=step, commit=commit)``.
+
+        ``own`` is wandb's own step at that time.
         """
         given = None if step is None else step_index(step)
         index = self.steps.count(given, commit, own)
@@ -356,8 +357,9 @@ class WandbStepAxis:
         return step_index(row.get(WEAK_AXIS)) if step is None else step_index(step)
 
     def assumed(self, index: int) -> int:
-        """Return the step of a row that contains none, by rules 6 and 7 of the class; ``index`` is wandb's own step of
-        the row.
+        """Return the step of a row that contains none, by rules 6 and 7 of the class.
+
+        ``index`` is wandb's own step of the row.
         """
         return index if self._last is None else self._last
 

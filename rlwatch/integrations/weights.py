@@ -83,8 +83,9 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` gathered from all ranks, all of which must call this; ``tensor`` itself if it is not
-    sharded.
+    """Return ``tensor`` gathered from all ranks, all of which must call this.
+
+    The result is ``tensor`` itself if it is not sharded.
     """
     return whole_tensors([tensor])[0] if sharded(tensor) else tensor
 
@@ -218,10 +219,10 @@ def copy_all(pairs: Iterable[TensorPair]) -> None:
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """Return twelve hex digits computed from the sum and norm of each tensor; equal weights give equal digits on every
-    rank.
+    """Return twelve hex digits computed from the sum and norm of each tensor.
 
-    A sharded tensor is reduced over its ranks, all of which must call this.
+    Equal weights give equal digits on every rank. A sharded tensor is reduced over its ranks, all of which must call
+    this.
     """
     digest = hashlib.sha256()
     with torch.no_grad():

@@ -152,8 +152,9 @@ def _decoder(tokenizer: Any) -> Decode:
 
 
 def init_arguments(args: Any, settings: OpenRLHFSettings) -> dict[str, Any]:
-    """Return arguments of :func:`rlwatch.init` from OpenRLHF's ``args``; the arguments of rlwatch's command line take
-    precedence.
+    """Return arguments of :func:`rlwatch.init` from OpenRLHF's ``args``.
+
+    The arguments of rlwatch's command line take precedence.
     """
     wandb = getattr(args.logger, "wandb", None)
     known = {
@@ -268,8 +269,9 @@ class OpenRLHFRecorder:
             self.thread.submit(self._guarded, step, measured)
 
     def close(self) -> None:
-        """Wait for the queued steps, at most ``DEADLINE_S``; steps that take longer are lost, and counted as
-        dropped.
+        """Wait for the queued steps, at most ``DEADLINE_S``.
+
+        Steps that take longer are lost, and counted as dropped.
         """
         self.thread.close(DEADLINE_S)
 
@@ -298,8 +300,9 @@ class OpenRLHFRecorder:
 
 
 def taken_out(status: Any) -> dict[int, Any]:
-    """Remove the measurements of policy actors from ``status``, so that no other code sees them; return them by
-    rank.
+    """Remove the measurements of policy actors from ``status``, so that no other code sees them.
+
+    Return them by rank.
     """
     if not isinstance(status, dict):
         return {}

@@ -293,10 +293,9 @@ def _found(ids: Any, known: Any) -> list[int] | None:
 
 @dataclass(slots=True)
 class LossPasses:
-    """Matcher of the results of ``Watcher.forward`` to the inputs of ``Watcher.observe``; it keeps matched passes in
-    ``passes``.
+    """Matcher of the results of ``Watcher.forward`` to the inputs of ``Watcher.observe``.
 
-    ``missing`` is the reason why the last pass was not kept.
+    It keeps matched passes in ``passes``. ``missing`` is the reason why the last pass was not kept.
     """
 
     passes: RecordedPasses

@@ -213,8 +213,9 @@ class Collector:
         return self.localiser is not None and self.steps.seam.works("localisation")
 
     def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
-        """Keep the forward pass of a loss, whose log-probs are observed next; ``before`` are the random states before
-        it.
+        """Keep the forward pass of a loss, whose log-probs are observed next.
+
+        ``before`` are the random states before it.
         """
         if self.localiser is not None:
             self.localiser.expects = True

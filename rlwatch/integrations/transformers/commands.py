@@ -109,8 +109,9 @@ class TrainerLoop:
     scheduler: Any = None
 
     def look(self, args: Any, state: Any, control: Any, shown: Mapping[str, Any]) -> None:
-        """Keep the arguments of a callback; ``shown`` are its keyword arguments, with the optimizer and the
-        scheduler.
+        """Keep the arguments of a callback.
+
+        ``shown`` are its keyword arguments, with the optimizer and the scheduler.
         """
         self.args, self.state, self.control = args, state, control
         self.optimizer, self.scheduler = shown.get("optimizer"), shown.get("lr_scheduler")

@@ -120,8 +120,9 @@ def config_of(args: Any, model: Any = None) -> dict[str, Any]:
 
 
 def init_arguments(args: Any, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of :func:`rlwatch.init` for a training with the arguments ``args``; values in ``given`` take
-    precedence.
+    """Return arguments of :func:`rlwatch.init` for a training with the arguments ``args``.
+
+    Values in ``given`` take precedence.
     """
     return {
         "source": source_of(args),

@@ -91,10 +91,10 @@ class TrainerTaps:
                 self._wrap_engine(engine)
 
     def read_rates(self, optimizer: Any) -> None:
-        """Read the learning rates before ``optimizer`` steps; the trainer logs those that the scheduler sets
-        afterwards.
+        """Read the learning rates before ``optimizer`` steps.
 
-        Also samples the weights before the step, to measure the size of the update.
+        The trainer logs those that the scheduler sets afterwards. Also samples the weights before the step, to measure
+        the size of the update.
         """
         for name, rate in rates(optimizer).items():
             self.tally.numbers[name] = [rate]

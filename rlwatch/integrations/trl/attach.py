@@ -184,11 +184,10 @@ def _decoder(processing_class: Any) -> Any:
 
 
 class RolloutStepCallback(StepCallback):
-    """Callback for GRPO and RLOO that records each step and executes commands; it waits for the device only before the
-    rollouts.
+    """Callback for GRPO and RLOO that records each step and executes commands.
 
-    ``taps`` measure the trainer, ``seam`` is the error boundary that leads to the run. ``decode`` converts token ids to
-    text. ``snapshots`` takes snapshots (None: off).
+    It waits for the device only before the rollouts. ``taps`` measure the trainer, ``seam`` is the error boundary that
+    leads to the run. ``decode`` converts token ids to text. ``snapshots`` takes snapshots (None: off).
     """
 
     def __init__(

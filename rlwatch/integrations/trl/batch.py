@@ -275,8 +275,9 @@ class Generations:
         self._own: Any = None
 
     def sampled(self, own: Any) -> None:
-        """Note sampled completions; ``own`` is a mask (B, T) of the tokens written by the policy, or another value if
-        there is none.
+        """Note sampled completions.
+
+        ``own`` is a mask (B, T) of the tokens written by the policy, or another value if there is none.
         """
         self._own = own
 

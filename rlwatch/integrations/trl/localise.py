@@ -159,8 +159,9 @@ class Generated:
 
 
 class PromptRows:
-    """Search for the row of the trainer's dataset that contains a prompt; the dataset is indexed at the first
-    search.
+    """Search for the row of the trainer's dataset that contains a prompt.
+
+    The dataset is indexed at the first search.
     """
 
     def __init__(self, trainer: Any) -> None:

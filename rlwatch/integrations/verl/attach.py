@@ -67,8 +67,9 @@ session: ContextVar[FitSession | None] = ContextVar("session", default=None)
 
 
 class Backend:
-    """Backend of verl's ``Tracking`` that records numbers in ``run`` under verl's own names; other values are left
-    out.
+    """Backend of verl's ``Tracking`` that records numbers in ``run`` under verl's own names.
+
+    Other values are left out.
     """
 
     def __init__(self, run: Run) -> None:
@@ -452,8 +453,9 @@ def rlwatch_due(self: Any, kind: str, step: int) -> dict[str, Any]:
 
 
 def rlwatch_reset_reference(self: Any, optimizer: str = "clear") -> dict[str, Any]:
-    """Reset the reference to the policy on this rank; the optimizer's state is cleared (``clear``) or kept
-    (``keep``).
+    """Reset the reference to the policy on this rank.
+
+    The optimizer's state is cleared (``clear``) or kept (``keep``).
     """
     args = {"optimizer": optimizer}
     _inside(self).check("reset-reference", args)

@@ -95,8 +95,9 @@ def hook(module: str) -> str | None:
 
 
 def begin(rlwatch: str, verl: str, *, most: int = KEPT) -> Heartbeat:
-    """Create and write the state of this process, with the versions of rlwatch and verl; remove the oldest files beyond
-    ``most``.
+    """Create and write the state of this process, with the versions of rlwatch and verl.
+
+    Remove the oldest files beyond ``most``.
     """
     beat = Heartbeat(os.getpid(), socket.gethostname(), sys.executable, rlwatch, verl, time.time())
     beat.write()

@@ -61,10 +61,10 @@ class RankLocalising:
 
     @classmethod
     def of(cls, worker: Any, seam: ErrorBoundary, settings: Localise, *, text: bool = False) -> Self:
-        """Create the localisation for the actor of verl's ``worker``; with ``text``, the text of the reported tokens is
-        kept.
+        """Create the localisation for the actor of verl's ``worker``.
 
-        A collective: every rank calls it. Raises ``RLWatchError`` with the reason if it is not possible.
+        With ``text``, the text of the reported tokens is kept. A collective: every rank calls it. Raises
+        ``RLWatchError`` with the reason if it is not possible.
         """
         engine = worker.actor.engine
         reason = hindrance("fsdp" if flattened(engine.module) else str(worker.config.actor.strategy))
@@ -88,11 +88,10 @@ class RankLocalising:
             self._tap.keep(model_output, data)
 
     def check(self, norms: GradNorms | None) -> None:
-        """Examine the complete gradient before it is clipped or unscaled; ``norms`` is this rank's part, if it was
-        read.
+        """Examine the complete gradient before it is clipped or unscaled.
 
-        Waits for the device, as the engine does next to see if the norm is finite. If it fails on one of several ranks,
-        all ranks stop localising.
+        ``norms`` is this rank's part, if it was read. Waits for the device, as the engine does next to see if the norm
+        is finite. If it fails on one of several ranks, all ranks stop localising.
         """
         try:
             with Reported(lambda _: self.leave()):

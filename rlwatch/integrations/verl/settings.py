@@ -180,8 +180,9 @@ def wanted(loggers: object) -> bool:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Return an OmegaConf configuration as dictionaries with resolved references; a dictionary is returned
-    unchanged.
+    """Return an OmegaConf configuration as dictionaries with resolved references.
+
+    A dictionary is returned unchanged.
     """
     if config is None or isinstance(config, dict):
         return config or {}

@@ -172,8 +172,9 @@ class Inside:
         return self._handler(kind)(Command("", "", kind, args))
 
     def settle(self, kind: str, args: Mapping[str, Any], refusal: str | None) -> None:
-        """Keep the effect of a command if all ranks executed it (``refusal`` is None); undo it if a rank refused or
-        failed.
+        """Keep the effect of a command if all ranks executed it (``refusal`` is None).
+
+        Undo it if a rank refused or failed.
         """
         handler: Any = self._handler(kind)
         if isinstance(handler, Settled):
@@ -366,8 +367,9 @@ class Anchor:
 
 
 def synchronized() -> None:
-    """Wait for copies to and from the device that offloading may have in progress; the CPU must not read them
-    before.
+    """Wait for copies to and from the device that offloading may have in progress.
+
+    The CPU must not read the tensors before.
     """
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
