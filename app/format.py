@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import Mapping
 
@@ -55,11 +54,19 @@ def event_words(event: Event) -> tuple[str, str]:
 
 
 def evidence_value(entry: JSON) -> str:
-    """Format one entry: numbers in the usual format, text unchanged, the rest as JSON."""
+    """Format one entry: numbers in the usual format, text unchanged, lists and tables in words.
+
+    >>> evidence_value({"layer": 3, "norms": [0.5, 0.25]})
+    'layer 3, norms 0.5, 0.25'
+    """
     if isinstance(entry, bool) or entry is None:
         return {True: "yes", False: "no", None: "none"}[entry]
     if isinstance(entry, int):
         return step(entry)
     if isinstance(entry, float):
         return number(entry)
-    return entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False)
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, Mapping):
+        return ", ".join(f"{name.replace('_', ' ')} {evidence_value(value)}" for name, value in entry.items()) or "none"
+    return ", ".join(map(evidence_value, entry)) or "none"

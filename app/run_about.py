@@ -6,12 +6,12 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import streamlit as st
 
-from rlwatch.compare import Absent, settings
+from rlwatch.compare import Absent, ConfigOption, config_diff, settings
 from rlwatch.importers.lines import open_regular, plain
 from rlwatch.records import ORIGIN, Event, RunInfo, RunState
 from rlwatch.redaction import redacted
@@ -28,22 +28,73 @@ LAST_WORDS = ("traceback", "stderr", "console", "message")
 
 def show_about(run: RunInfo) -> None:
     """Draw folds with the settings, the origin and the console's tail."""
-    values = settings([{name: value for name, value in run.config.items() if name != ORIGIN}])
-    with st.expander(f"Settings ({len(values)})", key="settings"):
-        rows = [(one.name, _written(one.values[0])) for one in values[:MOST_SETTINGS]]
-        st.html(
-            joined(
-                pairs(rows) if rows else el("div", "No settings logged: pass config= to rlwatch.init", cls="rl-quiet")
-            )
-        )
-        if len(values) > MOST_SETTINGS:
-            st.caption(f"and {len(values) - MOST_SETTINGS} more")
+    with st.expander("Settings", key="settings"):
+        st.fragment(show_settings)(run)
     with st.expander("Environment", key="where"):
         st.html(joined(pairs(where(run))))
     tail = console_tail(queries.events(run.run_id))
     if tail:
         with st.expander("Last output", key="tail", expanded=True):
             st.code(tail, language=None, wrap_lines=True)
+
+
+def show_settings(run: RunInfo) -> None:
+    """Draw the settings with a search, or only those that differ from the last run of the project."""
+    values, before = _settings(run), last_run(run, queries.runs_by_id().values())
+    if not values:
+        st.html(el("div", "No settings logged: pass config= to rlwatch.init", cls="rl-quiet"))
+        return
+    differs = {} if before is None else differing(before, run)
+    label = "Only what differs from the last run"
+    only = st.toggle(f"{label} ({len(differs)})", key="settings-differ", disabled=before is None)
+    if before is not None:
+        st.caption(f"The last run of the project is {fmt.shorten(before.name or before.run_id, 80)}.")
+    wanted = st.text_input(
+        "Search settings", key="settings-search", placeholder="name or value", label_visibility="collapsed"
+    )
+    rows = list(differs.items()) if only else [(one.name, _written(one.values[0])) for one in values]
+    found = [row for row in rows if (wanted or "").casefold() in " ".join(row).casefold()]
+    st.html(joined(pairs(found[:MOST_SETTINGS]) if found else el("div", "None matches.", cls="rl-quiet")))
+    if len(found) > MOST_SETTINGS:
+        st.caption(f"and {len(found) - MOST_SETTINGS} more: search by name")
+
+
+def _settings(run: RunInfo) -> list[ConfigOption]:
+    return settings([{name: value for name, value in run.config.items() if name != ORIGIN}])
+
+
+def last_run(run: RunInfo, runs: Iterable[RunInfo]) -> RunInfo | None:
+    """Return the run of the same project that began last before ``run``."""
+    earlier = [
+        one
+        for one in runs
+        if one.project == run.project and one.run_id != run.run_id and one.created_at < run.created_at
+    ]
+    return max(earlier, key=lambda one: one.created_at, default=None)
+
+
+def differing(before: RunInfo, run: RunInfo) -> dict[str, str]:
+    """Return the settings in which two runs differ, as ``3e-06, was 1e-06``."""
+    configs = [{name: value for name, value in one.config.items() if name != ORIGIN} for one in (before, run)]
+    return {one.name: f"{_written(one.values[1])}, was {_written(one.values[0])}" for one in config_diff(configs)}
+
+
+PLANNED = ("max_steps", "total_training_steps", "total_steps", "num_training_steps", "max_iterations")
+"""Settings that hold the number of steps at which a trainer ends, by the end of their names."""
+
+
+def planned_steps(run: RunInfo) -> int | None:
+    """Return the step at which the run is to end, by its settings; None if they do not hold it.
+
+    >>> planned_steps(RunInfo("r", config={"trainer": {"total_training_steps": 500}}))
+    500
+    """
+    for one in _settings(run):
+        value = one.values[0]
+        known = one.name.rpartition(".")[2] in PLANNED
+        if known and isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**53:
+            return int(value)
+    return None
 
 
 def where(run: RunInfo) -> list[tuple[str, str]]:

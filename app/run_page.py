@@ -216,10 +216,14 @@ def _name(run: RunInfo) -> Markup:
 
 
 def _facts(run: RunInfo, health: StatusWord, step_s: float | None, now: float) -> Markup:
+    end, last = run_about.planned_steps(run), run.last_step or 0
+    planned = end is not None and last <= end
+    left = fmt.duration((end - last) * step_s) if planned and end is not None and step_s and not health.ended else ""
     facts = [
         _fact("", "" if run.state is RunState.RUNNING else run.state.value),
-        _fact("step", fmt.step(run.last_step)),
+        _fact("step", fmt.step(run.last_step) + (f" of {fmt.step(end)}" if planned else "")),
         _fact("", f"{fmt.duration(step_s)}/step" if step_s is not None else ""),
+        _fact("", f"about {left} left" if left else ""),
         _fact("last step", fmt.age(run.last_ts, now) if run.last_ts else ""),
         _fact("stage", run_stages.stage_fact(run, now)),
         _fact("attempt", str(run.attempt)),
@@ -364,7 +368,8 @@ def show_layouts(project: str) -> None:
     with layout.readable("The layouts"):
         who, kept = layout.principal(), pinned.layouts_of(project)
         if not kept:
-            st.caption("No layout saved for this project. Pin charts (☆), arrange them (⋯), and save them.")
+            hint = "No layout saved for this project. Pin charts (☆), arrange them (⋯), and save them."
+            st.html(el("div", hint, cls="rl-quiet"))
         for name, pins in kept.items():
             use, remove = st.columns([8, 3], vertical_alignment="center")
             label = f"{name} · {fmt.plural(len(pins), 'chart')}"
@@ -374,7 +379,7 @@ def show_layouts(project: str) -> None:
             if who.may_command:
                 remove.button("Remove", key=f"layout-remove-{name}", on_click=_keep_layout, args=(project, name, ()))
         if not who.may_command:
-            st.caption(layout.LOOK_ONLY)
+            st.html(el("div", layout.LOOK_ONLY, cls="rl-quiet"))
             return
         name = st.text_input("Name", key=LAYOUT_NAME, max_chars=pinned.LONGEST_NAME)
         pins = run_board.chosen_pins(project)
@@ -412,7 +417,7 @@ def show_notes(run_id: str) -> None:
             if who.may_command:
                 button.button("Remove", key=f"note-{note.note_id}", on_click=_remove_note, args=(note,))
         if not who.may_command:
-            st.caption(layout.LOOK_ONLY)
+            st.html(el("div", layout.LOOK_ONLY, cls="rl-quiet"))
             return
         at = board.at_step(st.query_params)
         step = st.text_input("Step", str(run.last_step or 0) if at is None else str(at), key=f"note-step-{at}")
