@@ -140,7 +140,7 @@ def made(task: Task, starts: Path) -> dict[str, Any]:
             sigterm=False,
             snapshots=Snapshots(every=10, share=1.0),
         )
-        run.rescue = RescuePolicy(dry_run=task.arm != "policy")
+        run.rescue = RescuePolicy(dry_run=task.arm != "policy", skip_nonfinite=True)
         pace = paced(run, setting.num_iterations)
         trainer.callback_handler.callbacks.insert(0, pace)
         try:
@@ -308,7 +308,7 @@ def _sum(runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]], group: str
     pairs = [arms for (of, _, _), arms in runs.items() if of == group and {"unguarded", "policy"} <= set(arms)]
     if group in ("harmless", "outside"):
         lost = [arms["unguarded"]["final"] - arms["policy"]["final"] for arms in pairs]
-        acted = sum(bool(arms["policy"]["acts"]) for arms in pairs)
+        acted = sum(any(act.get("command") == "hold" for act in arms["policy"]["acts"]) for arms in pairs)
         if group == "outside":
             kept = f"it kept {-fmean(lost):.3f} more than the unguarded runs on average, {-max(lost):.3f} at least"
             return f"The policy acted in {acted} of {len(pairs)}; {kept}."

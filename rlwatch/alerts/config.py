@@ -455,6 +455,7 @@ RESCUE = """
 # cooldown_steps = 30
 # quiet_steps = 50      # after which the rate is raised again
 # most = 2              # rescues; the alert after them restores and stops
+# skip_nonfinite = false  # from the start, leave out updates whose gradient is NaN or infinite
 # dry_run = true
 """
 

@@ -145,6 +145,7 @@ class RescueTable(_Table):
     cooldown_steps: int = 30
     quiet_steps: int = 50
     most: int = 2
+    skip_nonfinite: bool = False
     dry_run: bool = True
 
 

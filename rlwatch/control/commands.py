@@ -22,6 +22,10 @@ from rlwatch.wording import meant
 
 ROLLBACK = "rollback"
 """Name of the command that restores a snapshot."""
+SKIP_STEP = "skip-step"
+"""The command that leaves updates out."""
+NONFINITE = "nonfinite"
+"""Value of its ``when``: only updates whose gradient is not finite."""
 TAKE_SNAPSHOT = "take-snapshot"
 """Internal command that rlwatch sends to all ranks when a snapshot is due; users cannot send it."""
 UNDO_LAST = "undo"
@@ -247,11 +251,11 @@ _ALL_KINDS = (
         {"batches": Number("batches to sample; 0 ends a hold", high=1e6, default=3, unit="batches", whole=True)},
     ),
     CommandKind(
-        "skip-step",
+        SKIP_STEP,
         "the next updates are left out: their gradients are dropped, and weights and optimizer stay as they are",
         {
             "steps": Number("updates it lasts; 0 ends it", high=1e6, default=1, unit="updates", whole=True),
-            "when": Choice(("always", "nonfinite"), "every one, or those whose gradient is NaN or infinite"),
+            "when": Choice(("always", NONFINITE), "every one, or those whose gradient is NaN or infinite"),
         },
     ),
     CommandKind(

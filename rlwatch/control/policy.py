@@ -29,8 +29,36 @@ median.
 """
 ROWS_KEPT = 256
 """Number of newest judged rows that a live run keeps."""
+KL_COEF = "policy/kl_coef"
+"""The coefficient of the KL term, as it is logged."""
 COLLAPSE_KINDS = collapse_kinds()
 """Kinds of finding that, while critical, make the policy unfit to become the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSetting:
+    """A setting that the diagnosis names as a cause, and that the log shows to have changed before the failure.
+
+    Attributes
+    ----------
+    knob
+        Its name in ``knobs.toml``.
+    metric
+        Metric that is the setting itself.
+    since
+        First step with the changed value.
+    before, after
+        Its values before the change and at the failure, in the unit of the metric.
+    sure
+        Confidence of the diagnosis, in its words.
+    """
+
+    knob: str
+    metric: str
+    since: int
+    before: float
+    after: float
+    sure: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +76,15 @@ class RunHealth:
         before it may be useful.
     rows
         Newest rows that were judged, in order.
+    named
+        Settings that changed and that the diagnosis names as causes, while a critical alert of a collapse fires.
     """
 
     findings: tuple[Finding, ...] = ()
     alerts: tuple[Alert, ...] = ()
     forecast: Forecast | None = None
     rows: tuple[JudgedRow, ...] = ()
+    named: tuple[NamedSetting, ...] = ()
 
     def unsound_after(self, step: int) -> str | None:
         """Return the reason why the weights after ``step`` are not good; empty if they are; None if too few rows are
@@ -106,9 +137,12 @@ def veto_save_checkpoint(health: RunHealth, *, kept: int | None, force: bool = F
 def veto_set_kl_coef(health: RunHealth, *, old: float, new: float, force: bool = False) -> str | None:
     """Return the reason not to lower the KL coefficient from ``old`` to ``new`` now; None if it is allowed.
 
-    Raising it is never vetoed. ``force``: always allow.
+    Raising it is never vetoed, nor is a return to the value before a rise that the diagnosis names as a cause.
+    ``force``: always allow.
     """
     if force or new >= old or not health.collapsing:
+        return None
+    if any(one.metric == KL_COEF and new >= one.before for one in health.named):
         return None
     return f"refused: {describe(health.collapsing)}; a lower KL coefficient ({old:g} -> {new:g}) would free the " + (
         "collapsing policy from its anchor. Send the command again with force if that is meant."

@@ -9,12 +9,15 @@ every command: all ranks vote, no veto is forced, and the event names the policy
    than before, it was a false alarm and training goes on; or, where the engine or the entropy is at fault, the cause is
    removed without going back.
 2. The last good snapshot is restored, and batches are sampled with the **restored** weights.
-3. If their reward is back, the fault lies in the optimisation: the cause is removed by the kind of the alert, and
-   updates go on. If it is not, the fault lies outside (reward, verifier, data, engine): updates remain held until the
-   reward is back, and a user is needed.
+3. If their reward is back, the fault lies in the optimisation, and its cause is removed: a setting that changed during
+   the run and that the diagnosis names is set back to its value before, or else the cause is removed by the kind of
+   the alert. Then updates go on. Where nothing can set the setting back, they stay held until a person does. If the
+   reward is not back, the fault lies outside (reward, verifier, data, engine): updates stay held until it is, and a
+   person is needed.
    The same applies, without a restore, while a known answer is scored differently (``verifier_changed``): then no
    reward can judge the weights.
-4. After quiet steps the learning rate is raised again. A failure after ``most`` rescues restores and stops.
+4. After quiet steps the learning rate is raised again, but not above the value that it was set back to. A failure
+   after ``most`` rescues restores and stops.
 
 Measured by others on toy runs: 16 of 16 saved on fresh seeds (docs/diagnosis.md); a rollback without removing the cause
 saved 1 of 14; removing the cause without a rollback saved no run whose policy was dead.
@@ -30,8 +33,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlwatch.catalogue import kinds
-from rlwatch.control.commands import LAST_GOOD, ROLLBACK
-from rlwatch.control.policy import COLLAPSE_KINDS, REQUESTED_BY, ROWS_KEPT, RunHealth
+from rlwatch.control.commands import LAST_GOOD, NONFINITE, ROLLBACK, SKIP_STEP
+from rlwatch.control.policy import COLLAPSE_KINDS, KL_COEF, REQUESTED_BY, ROWS_KEPT, NamedSetting, RunHealth
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, Command, Finding, JudgedRow, Severity
 from rlwatch.wording import number
@@ -42,7 +45,6 @@ FIRST_UPDATES = "first_updates"
 """Kind of a failure that a learning rate too high from the start causes."""
 NEAR = 0.85
 """Fraction of its earlier level that a reward must reach to count as back."""
-REMEMBERED = 64
 HELD = 1_000_000
 """Largest number of batches for which updates are held."""
 MISMATCH_KINDS = frozenset({"mismatch_growth"})
@@ -57,6 +59,18 @@ UNREWARDED = 2
 """Number of batches without a reward after which the rescue no longer waits for one."""
 MANY_NATS = 1.25
 """Ratio of the entropy to its start from which on a fall of the reward is attributed to an explosion of the entropy."""
+LOWER_LR = "lower-lr"
+RATE = "optim/lr"
+SET_BACK: Mapping[str, str] = {
+    RATE: LOWER_LR, KL_COEF: "set-kl-coef", "policy/entropy_coef": "set-entropy-coef", "policy/clip_range": "set-clip",
+}  # fmt: skip
+"""Metric that is a setting -> the command that sets it."""
+SAME = 0.02
+"""Relative difference up to which a setting has the value that it was set to."""
+SETTLES = 2
+"""Steps after a command from which the measured value of its setting is the new one."""
+INSISTS = 10
+"""Times that a setting is set back again, where the trainer itself goes on changing it."""
 RAISE = 3.0
 """Factor by which the learning rate is raised after quiet steps."""
 
@@ -84,6 +98,8 @@ class RescuePolicy:
     most
         Largest number of rescues in the life of the process, without false alarms and faults outside; a failure after
         them restores and stops. An integer >= 1.
+    skip_nonfinite
+        From the start, leave out every update whose gradient is NaN or infinite.
     dry_run
         Only record what would have been done.
 
@@ -101,6 +117,7 @@ class RescuePolicy:
     cooldown_steps: int = 30
     quiet_steps: int = 50
     most: int = 2
+    skip_nonfinite: bool = False
     dry_run: bool = True
 
     def __post_init__(self) -> None:
@@ -137,6 +154,7 @@ class Stage(StrEnum):
     RESTORED = "probing the restored weights"
     MENDING = "removing the cause"
     OUTSIDE = "held: the fault lies outside the policy"
+    FROZEN = "held: a setting that broke the run cannot be set back"
     ENDED = "ended"
 
 
@@ -159,6 +177,16 @@ class Note:
     evidence: Mapping[str, JSON] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class KeptSetting:
+    """A setting that was set back: the command of it, its value, the step, and how often it may be sent again."""
+
+    move: Move
+    value: float
+    at: int
+    left: int = INSISTS
+
+
 class RescueCourse:
     """The course of rescues of one run: decides at each boundary between updates whether to send a command. Used on
     rank 0.
@@ -169,14 +197,33 @@ class RescueCourse:
         The permission and its limits.
     last_good
         Returns the step of the newest snapshot that is known to be good; None if there is none.
+    values
+        Returns the arguments of a command as they are set now; none where they cannot be read.
+    skipped
+        Returns how many updates were left out so far because their gradient was not finite.
     """
 
-    def __init__(self, policy: RescuePolicy, last_good: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        policy: RescuePolicy,
+        last_good: Callable[[], int | None],
+        *,
+        values: Callable[[str], Mapping[str, JSON]] = lambda _kind: {},
+        skipped: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.policy = policy
         self.stage = Stage.WATCHING
         self.notes: deque[Note] = deque()
         """Entries of the ledger that are not taken yet."""
         self._last_good = last_good
+        self._values = values
+        self._skipped = skipped
+        self._armed = False
+        self._noted_skips = 0
+        self._named: dict[str, NamedSetting] = {}
+        self._setting_back: dict[str, NamedSetting] = {}
+        self._kept: dict[str, KeptSetting] = {}
+        self._measured: Mapping[str, float] = {}
         self._rescues = 0
         self._dismissed: dict[str, float] = {}
         self._cool_until = -1
@@ -189,6 +236,7 @@ class RescueCourse:
         self._probes: list[float] = []
         self._sampled = 0
         self._verifier = self._drift = False
+        self._drifted = False
         self._entropy: float | None = None
         self._moves: deque[Move] = deque()
         self._step: int | None = None
@@ -203,30 +251,59 @@ class RescueCourse:
         """True while the reward of each sampled batch is needed."""
         return self.stage in (Stage.PROBING, Stage.RESTORED, Stage.OUTSIDE)
 
-    def next(self, step: int, health: RunHealth, reward: float | None) -> Command | None:
-        """Return the command to execute at the boundary after ``step``, or None.
+    @property
+    def listens(self) -> bool:
+        """True while the newest metrics are wanted."""
+        return self.measures or self.stage is Stage.FROZEN or bool(self._kept)
 
-        ``health``: present findings and alerts. ``reward``: mean reward of the batch sampled last; None: not known.
+    def next(
+        self, step: int, health: RunHealth, reward: float | None, measured: Mapping[str, float] | None = None
+    ) -> Command | None:
+        """Return what to do at the boundary after ``step``, if anything.
+
+        Parameters
+        ----------
+        step
+            The step that has ended.
+        health
+            Of the run, as of the last judged step.
+        reward
+            Of the batch sampled last.
+        measured
+            The newest metrics, by canonical name, while the course :attr:`listens`.
         """
         if step == self._step:
             return None
-        self._step = step
+        self._step, self._measured = step, measured or {}
+        self._note_skips(step)
+        if self.policy.skip_nonfinite and not self._armed:
+            return self._guarded(step)
         if self.measures:
             self._sampled += 1
             if reward is not None:
                 self._probes.append(reward if math.isfinite(reward) else -math.inf)
         move = self._move(step, health)
-        if move is None:
-            return None
+        return None if move is None else self._command(move)
+
+    def _command(self, move: Move) -> Command:
         return Command(uuid.uuid4().hex[:16], "", move.do, move.args, requested_by=self.policy.by, why=move.why)
 
     def answered(self, command: Command, refusal: str | None) -> None:
-        """Take the result of the command that :meth:`next` returned: None if it was executed, else the reason for the
-        refusal.
+        """Take the result of a command: None, or the reason that it was refused.
+
+        Those of :meth:`next`, and those of others: what a person has set is not set back.
         """
+        if command.requested_by != self.policy.by:
+            if refusal is None:
+                self._kept = {name: kept for name, kept in self._kept.items() if kept.move.do != command.kind}
+            return
+        named = self._setting_back.pop(command.kind, None)
         if refusal is None:
             return
         self._note(self._step or 0, f"{command.kind} was refused: {refusal}")
+        if named is not None:
+            self._freeze(named, f"{command.kind} was refused: {refusal}")
+            return
         if command.kind == "hold" and self.stage is Stage.PROBING:
             self._end("updates cannot be held here, so nothing is probed and nothing is done")
         elif command.kind == ROLLBACK and self.stage is Stage.RESTORED:
@@ -238,7 +315,11 @@ class RescueCourse:
         if self._moves:
             return self._popped(step)
         if self.stage is Stage.WATCHING:
-            return self._watched(step, health)
+            return self._insisted(step) or self._watched(step, health)
+        if self.stage is Stage.FROZEN:
+            return self._thawed(step)
+        if self.stage is Stage.PROBING:
+            self._remember(health)
         if self.measures and self._verifier_speaks(step, health):
             return None
         self._drift = self._drift or (self.measures and _drifting(health))
@@ -262,7 +343,8 @@ class RescueCourse:
         unsound = bool(health.rows) and bool(health.rows[-1].why_not)
         if alarm is None or not unsound or step < self._cool_until or self._is_dismissed(alarm, health):
             return self._raised(step, health)
-        self._alarm, self._probes, self._sampled = alarm, [], 0
+        self._alarm, self._probes, self._sampled, self._named = alarm, [], 0, {}
+        self._remember(health)
         before = [row for row in health.rows if row.level is not None and not row.why_not]
         good = self._good = self._worth_restoring(health, before)
         at = [row for row in before if good is not None and row.step <= good] or before[: 1 if good == 0 else None]
@@ -293,6 +375,13 @@ class RescueCourse:
             why = "it cannot be saved: restore the last good state and stop"
             self._moves.extend([Move(ROLLBACK, {"to": LAST_GOOD}, why), Move("stop", {"save": "yes"}, why)])
             return self._popped(step)
+        if self._drift and self._drifted:
+            self._stay_out(
+                step,
+                "the engine drifts from the trainer again, though its samples are corrected and the rate is lower, and "
+                "its rewards judge no weights: updates stay held, with the current weights, and a person is needed",
+            )
+            return None
         if back:
             self._mend("in place, as the reward has not fallen")
             return self._popped(step)
@@ -315,13 +404,17 @@ class RescueCourse:
         if self._drift:
             self._mend("the engine drifts from the trainer, so its rewards do not judge the restored weights")
             return self._popped(step)
-        self.stage = Stage.OUTSIDE
-        self._note(
+        self._stay_out(
             step,
             "the reward does not come back with good weights: the fault lies outside the policy (reward, verifier, "
             "data or engine); updates stay held, and a person is needed",
         )
         return None
+
+    def _stay_out(self, step: int, why: str) -> None:
+        """Keep updates held until the reward is back."""
+        self.stage = Stage.OUTSIDE
+        self._note(step, why)
 
     def _worth_restoring(self, health: RunHealth, sound: Sequence[JudgedRow]) -> int | None:
         """Return the step of the last good snapshot; None for the weights of the beginning once the run has gained."""
@@ -364,29 +457,121 @@ class RescueCourse:
         self._scale, self._changed_at = min(self._ceiling, self._scale * RAISE), step
         self._note(step, f"{self.policy.quiet_steps} quiet steps: the learning rate becomes {self._scale:g} of its own")
         args = {"scale": self._scale, "freeze": "yes" if self._scale < 1.0 else "no"}
-        return Move("lower-lr", args, f"{self.policy.quiet_steps} quiet steps")
+        return Move(LOWER_LR, args, f"{self.policy.quiet_steps} quiet steps")
 
     # Removing the cause.
 
     def _mend(self, why: str) -> None:
         self._rescues += 1
         kind = self._alarm.kind if self._alarm is not None else ""
+        beyond = next((one for metric, one in self._named.items() if metric not in SET_BACK), None)
+        if beyond is not None:
+            self._freeze(beyond, f"no command sets {beyond.metric}")
+            return
         exploding = kind in EXPLODING_KINDS or (self._entropy or 0.0) > MANY_NATS
-        mild = exploding or kind in MISMATCH_KINDS
-        scale = self.policy.mild_scale if mild else self.policy.scale
-        if kind == FIRST_UPDATES or self._rescues > 1:  # this rate itself is too high: never return to it
-            self._ceiling = self._scale / RAISE
-        self._scale *= scale
-        moves = [Move("lower-lr", {"scale": self._scale, "freeze": "yes"}, why)]
-        if exploding:
+        self._lower(kind, mild=exploding or kind in MISMATCH_KINDS or bool(self._named))
+        moves = [Move(LOWER_LR, {"scale": self._scale, "freeze": "yes"}, why)]
+        moves += [self._set_back(one) for metric, one in self._named.items() if metric != RATE]
+        self._setting_back = {SET_BACK[metric]: one for metric, one in self._named.items()}
+        if exploding and "policy/entropy_coef" not in self._named:
             moves.append(Move("set-entropy-coef", {"value": 0.0}, "the entropy exploded"))
         if self._drift or kind in MISMATCH_KINDS:
             moves.append(Move("set-is-correction", {"mode": "sequence_mask"}, "trainer and engine drift apart"))
             moves.append(Move("sync-weights", {}, "trainer and engine drift apart"))
-        self._note(self._step or 0, f"remove the cause: {why}", {"scale": self._scale, "kind": kind})
+            self._drifted = True
+        evidence: dict[str, JSON] = {"scale": self._scale, "kind": kind}
+        evidence |= {metric: f"{number(one.before)} before step {one.since}" for metric, one in self._named.items()}
+        self._note(self._step or 0, f"remove the cause: {why}", evidence)
         self.stage = Stage.MENDING
         self._moves.extend(moves)
         self._end(why)
+
+    def _lower(self, kind: str, *, mild: bool) -> None:
+        """Choose the fraction of the learning rate, and the one to which it may rise again."""
+        scale = self.policy.mild_scale if mild else self.policy.scale
+        if kind == FIRST_UPDATES or self._rescues > 1:  # this rate itself is too high: never return to it
+            self._ceiling = min(self._ceiling, self._scale / RAISE)
+        rate = self._named.get(RATE)
+        if rate is None:
+            self._scale *= scale
+            return
+        now = self._measured.get(RATE, rate.after)
+        self._scale *= min(1.0, rate.before / now) if now > 0 else 1.0
+        self._ceiling = min(self._ceiling, self._scale)
+        self._scale *= scale if self._rescues > 1 else 1.0
+
+    # Settings that changed.
+
+    def _remember(self, health: RunHealth) -> None:
+        """Remember what the diagnosis names while the rows that show it are not undone."""
+        for one in health.named:
+            self._named.setdefault(one.metric, one)
+
+    def _set_back(self, named: NamedSetting) -> Move:
+        """Return the command that sets it to its value before the change, and remember it."""
+        command = SET_BACK[named.metric]
+        args: dict[str, JSON] = {"value": named.before}
+        if command == "set-clip":
+            low = self._values(command).get("low")
+            own = isinstance(low, int | float) and not _same(low, named.after)
+            args = {"low": low if own else named.before, "high": named.before}
+        since = f"step {named.since} ({number(named.before)} to {number(named.after)})"
+        move = Move(command, args, f"{named.metric} changed at {since} and is a {named.sure} cause of the failure")
+        self._kept[named.metric] = KeptSetting(move, named.before, self._step or 0)
+        return move
+
+    def _insisted(self, step: int) -> Move | None:
+        """Return the command that sets a setting back again, because the trainer has changed it since."""
+        for metric, kept in list(self._kept.items()):
+            value = self._measured.get(metric)
+            if value is None or step < kept.at + SETTLES or _same(value, kept.value):
+                continue
+            if not kept.left:
+                del self._kept[metric]
+                self._note(step, f"{metric} does not stay what it was set to: the trainer changes it")
+                continue
+            kept.at, kept.left = step, kept.left - 1
+            return kept.move
+        return None
+
+    def _freeze(self, named: NamedSetting, reason: str) -> None:
+        """Keep updates held: what broke the run is still there."""
+        self._moves.clear()
+        self._setting_back.clear()
+        self._named = {named.metric: named}
+        self.stage = Stage.FROZEN
+        self._note(
+            self._step or 0,
+            f"{named.metric} changed at step {named.since} from {number(named.before)} to {number(named.after)}, "
+            f"and {reason}; updates stay held until it is {number(named.before)} again, and a person is needed",
+        )
+
+    def _thawed(self, step: int) -> Move | None:
+        """Let updates go on once a person has set the setting back."""
+        (named,) = self._named.values()
+        value = self._measured.get(named.metric)
+        if value is None or not _same(value, named.before):
+            return None
+        self._note(step, f"{named.metric} is {number(named.before)} again: updates go on, at the full rate")
+        self._end("")
+        return self._popped(step)
+
+    # Updates whose gradient is not finite.
+
+    def _guarded(self, step: int) -> Command | None:
+        self._armed = True
+        why = "from the start, updates whose gradient is not finite are left out"
+        if self.policy.dry_run:
+            self._note(step, why)
+            return None
+        return self._command(Move(SKIP_STEP, {"steps": HELD, "when": NONFINITE}, why))
+
+    def _note_skips(self, step: int) -> None:
+        """Note updates that were left out, each time that their number has doubled."""
+        skipped = self._skipped()
+        if skipped >= max(1, 2 * self._noted_skips):
+            self._noted_skips = skipped
+            self._note(step, "updates with a gradient that is not finite were left out", {"skipped": skipped})
 
     def _end(self, why: str) -> None:
         """End the hold after the waiting commands, and cool down."""
@@ -396,6 +581,8 @@ class RescueCourse:
         self._alarm = None
 
     def _popped(self, step: int) -> Move | None:
+        if not self._moves:
+            return None
         move = self._moves.popleft()
         if not self._moves and self.stage is not Stage.ENDED:
             self.stage = Stage.WATCHING
@@ -412,6 +599,10 @@ class RescueCourse:
 
     def _note(self, step: int, why: str, evidence: Mapping[str, JSON] | None = None) -> None:
         self.notes.append(Note(step, self.stage, why, evidence or {}))
+
+
+def _same(value: float, wanted: float) -> bool:
+    return math.isclose(value, wanted, rel_tol=SAME, abs_tol=1e-12)
 
 
 def _verifier_changed(health: RunHealth) -> bool:

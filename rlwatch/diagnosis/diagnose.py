@@ -128,6 +128,8 @@ class Cause:
     mismatch
         For a mismatch between trainer and rollout engine: its cause as the shape of the gap shows it, or ``not
         separable``; empty for other causes.
+    change
+        The changed setting; None for other causes.
     """
 
     kind: str
@@ -143,6 +145,7 @@ class Cause:
     knob: str = ""
     nature: Nature = Nature.CAUSE
     mismatch: str = ""
+    change: KnobChange | None = None
 
     @property
     def separated(self) -> bool:
@@ -813,6 +816,7 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
         actions=actions,
         withheld=withheld,
         knob=knob.name,
+        change=turn,
     )
 
 

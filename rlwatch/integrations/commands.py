@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK, TAKE_SNAPSHOT, UNDO_LAST, handlers_of_plugins
+from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK, SKIP_STEP, TAKE_SNAPSHOT, UNDO_LAST, handlers_of_plugins
 from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.control.policy import veto_save_checkpoint, veto_set_kl_coef
 from rlwatch.control.rescue import RESCUE_EVENT, RescueCourse
@@ -160,6 +160,16 @@ class Controller:
         finally:
             self._ranks.leave()
 
+    def begin(self, step: int) -> None:
+        """Do before the first update after ``step`` what a permitted rescue policy wants from the start.
+
+        Several ranks meet only at boundaries: there it is done at the first one.
+        """
+        if self._ranks.world_size == 1:
+            command = self._seam.attempt("rescue", self._rescue, step)
+            if command is not None:
+                self._carry_out(command, step, None)
+
     def order(self, handler: CommandHandler, command: Command | None, step: int) -> Result | None:  # noqa: ARG002
         """Execute ``command`` of rank 0 with ``handler`` on every rank.
 
@@ -223,12 +233,20 @@ class Controller:
             return None
         if self._course is None:
             good = getattr(self._handlers.get(ROLLBACK), "last_good", lambda: None)
-            self._course = RescueCourse(policy, good)
+            self._course = RescueCourse(policy, good, values=self._values, skipped=self._skipped)
         course = self._course
-        reward = self._latest().get(REWARD) if course.measures else None
-        command = course.next(step, run.health(), reward)
+        latest = self._latest() if course.listens else {}
+        command = course.next(step, run.health(), latest.get(REWARD), latest)
         self._ledger(run, course)
         return command
+
+    def _values(self, kind: str) -> Mapping[str, JSON]:
+        """Return the arguments that a command would set, as they are now; none where they cannot be read."""
+        read = getattr(self._handlers.get(kind), "values", None)
+        return {} if read is None else self._seam.attempt(f"command {kind}", _read_or_none, read) or {}
+
+    def _skipped(self) -> int:
+        return int(getattr(self._handlers.get(SKIP_STEP), "skipped", 0))
 
     @staticmethod
     def _ledger(run: Run, course: RescueCourse) -> None:
@@ -248,7 +266,7 @@ class Controller:
         """Check on every rank, then act on every rank; rank 0 records and answers."""
         before = {} if self._measured else dict(self._latest())
         result = self._result(command, self._handlers.get(command.kind), pending)
-        if self._course is not None and command.requested_by == self._course.policy.by:
+        if self._course is not None:
             self._course.answered(command, None if result.report is not None else result.refusal or FAILED)
         if result.report is not None:
             self._record(command, step, result.report, before)
@@ -336,6 +354,13 @@ def _result_of(work: Work, command: Command) -> Result:
         return Result(report=work(command) or {})
     except RLWatchError as refusal:
         return Result(refusal=str(refusal))
+
+
+def _read_or_none(read: Callable[[], Mapping[str, JSON]]) -> Mapping[str, JSON]:
+    try:
+        return read()
+    except RLWatchError:
+        return {}
 
 
 def _reject_the_unanswered(waiting: Sequence[PendingCommand], reason: str, step: int) -> None:

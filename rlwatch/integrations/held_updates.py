@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.control.commands import COMMAND_KINDS, NONFINITE, SKIP_STEP
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.weights import inner_optimizer, sharded
@@ -24,7 +26,6 @@ from rlwatch.wording import number, plural
 
 REWARD = "reward/mean"
 NO_OPTIMIZER = "there is no optimizer whose step could be left out"
-NONFINITE = "nonfinite"
 FEW = 3
 """Number of rewards at the beginning and at the end of a hold that the answer to its command shows; the event has
 all.
@@ -159,80 +160,107 @@ class Hold:
         return {"batches": seen, "rewards": list[JSON](rewards), "summary": summary}
 
 
-class SkipStep:
-    """Handler of the command ``skip-step``: leave out the next optimizer steps.
+@dataclass(slots=True)
+class Skipping:
+    """Updates that are left out for a while, on one condition."""
 
-    Its arguments are ``{"steps": n, "when": "always" | "nonfinite"}``. With ``nonfinite`` only steps with a NaN or
-    infinite gradient are left out. 0 steps end the skipping. ``find`` returns the current optimizers, ``seam`` is the
-    error boundary around the hook that drops gradients.
+    left: int
+    seen: int = 0
+    skipped: int = 0
+
+
+class SkipStep:
+    """Handles ``skip-step`` with ``{"steps": n, "when": "always" | "nonfinite"}``.
+
+    Both conditions can be in force at once. 0 steps end the one named, or the other where only that is in force.
     """
 
-    kind: str = "skip-step"
+    kind: str = SKIP_STEP
 
     def __init__(self, find: Callable[[], Sequence[Any]], seam: ErrorBoundary) -> None:
         self._find = find
         self._drop = GradientDrop(seam, "updates that are left out", self._wanted)
         self._first: Optimizer | None = None
-        self._left = self._skipped = self._seen = 0
-        self._active = False
-        self._when = ""
+        self._now: dict[str, Skipping] = {}
+        self.skipped = 0
+        """Updates that were left out so far because their gradient was not finite."""
 
     def check(self, command: Command) -> None:
-        """Raise ``RLWatchError`` if steps cannot be skipped here, or if ``command`` ends the skipping and none is
-        active.
-
-        ``nonfinite`` is refused where gradients are sharded over ranks: one rank does not know if the others' are
-        finite.
-        """
-        args, optimizers = COMMAND_KINDS[self.kind].read(command.args), steppable(self._find())
-        if not args["steps"] and not self._active:
+        """Refuse if no step can be skipped, or an end if none is."""
+        args = COMMAND_KINDS[self.kind].read(command.args)
+        steppable(self._find())
+        if not args["steps"] and not self._now:
             raise RLWatchError("no update is left out")
-        cut = any(
-            sharded(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]
-        )
-        if args["when"] == NONFINITE and cut:
-            raise RLWatchError("gradients are sharded over ranks, and one rank alone does not know if they are finite")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Begin to skip steps, or end it if ``command`` asks for 0 steps. Returns the report with a ``summary``."""
         args = COMMAND_KINDS[self.kind].read(command.args)
-        if not args["steps"]:
-            return self._ended()
+        steps, when = int(args["steps"]), str(args["when"])
+        if not steps:
+            return self._ended(when)
         optimizers = steppable(self._find())
-        self._first, self._when = optimizers[0], str(args["when"])
-        self._left, self._skipped, self._seen, self._active = int(args["steps"]), 0, 0, True
+        self._first, self._now[when] = optimizers[0], Skipping(steps)
         self._drop.begin(optimizers)
-        which = " if their gradient is not finite" if self._when == NONFINITE else ""
-        summary = f"{plural(self._left, 'update')} from now on are left out{which}"
-        return {**args, "summary": summary, "undo": {"kind": self.kind, "args": {"steps": 0}}}
+        which = " if their gradient is not finite" if when == NONFINITE else ""
+        summary = f"{plural(steps, 'update')} from now on are left out{which}"
+        return {**args, "summary": summary, "undo": {"kind": self.kind, "args": {"steps": 0, "when": when}}}
 
     def due(self, step: int) -> Command | None:  # noqa: ARG002  (the signature of the port)
-        """Return the command that ends the skipping once the requested number of steps is over, else None."""
-        if not self._active or self._left > 0:
+        """Return the command that ends the skipping, once its updates are over."""
+        over = next((when for when, skipping in self._now.items() if skipping.left <= 0), None)
+        if over is None:
             return None
-        why = f"{plural(self._seen, 'update')} are over"
-        return Command(uuid.uuid4().hex[:16], "", self.kind, {"steps": 0}, requested_by="rlwatch", why=why)
+        why = f"{plural(self._now[over].seen, 'update')} are over"
+        args: dict[str, JSON] = {"steps": 0, "when": over}
+        return Command(uuid.uuid4().hex[:16], "", self.kind, args, requested_by="rlwatch", why=why)
 
     def _wanted(self, optimizer: Optimizer) -> bool:
-        if optimizer is self._first:
-            self._left -= 1
-            self._seen += self._left >= 0
-        if self._left < 0:
+        skips = [self._one(when, skipping, optimizer) for when, skipping in self._now.items()]
+        return any(skips)
+
+    def _one(self, when: str, skipping: Skipping, optimizer: Optimizer) -> bool:
+        first = optimizer is self._first
+        if first:
+            skipping.left -= 1
+            skipping.seen += skipping.left >= 0
+        if skipping.left < 0:
             return False
-        skips = self._when != NONFINITE or not _finite(optimizer)
-        self._skipped += skips and optimizer is self._first
+        skips = when != NONFINITE or not finite_on_all_ranks(optimizer)
+        skipping.skipped += skips and first
+        self.skipped += skips and first and when == NONFINITE
         return skips
 
-    def _ended(self) -> Mapping[str, JSON]:
-        self._drop.end()
-        skipped, seen, self._active, self._first = self._skipped, self._seen, False, None
-        summary = f"{skipped} of {plural(seen, 'update')} were left out; updates go on"
-        return {"skipped": skipped, "of": seen, "summary": summary}
+    def _ended(self, when: str) -> Mapping[str, JSON]:
+        when = when if when in self._now else next(iter(self._now))
+        skipping = self._now.pop(when)
+        if not self._now:
+            self._drop.end()
+            self._first = None
+        summary = f"{skipping.skipped} of {plural(skipping.seen, 'update')} were left out; updates go on"
+        return {"skipped": skipping.skipped, "of": skipping.seen, "summary": summary}
 
 
-def _finite(optimizer: Optimizer) -> bool:
-    """Return True if all gradients of ``optimizer`` are finite. Waits once for each device."""
+def finite_on_all_ranks(optimizer: Optimizer) -> bool:
+    """Return whether all gradients are finite; it waits once for each device.
+
+    Where gradients are sharded, a rank sees only its part, so all ranks exchange one flag: each of them must call this
+    at the same step. Elsewhere every rank has the same gradients, and none is asked.
+    """
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    cut = any(sharded(p) for group in optimizer.param_groups for p in group["params"])
+    if not cut or not dist.is_initialized() or dist.get_world_size() < 2:
+        return _finite(gradients)
+    try:
+        own = _finite([gradient.to_local() if sharded(gradient) else gradient for gradient in gradients])
+    except RuntimeError:
+        own = False  # the others wait for the flag
+    device = next((g.device for g in gradients), optimizer.param_groups[0]["params"][0].device)
+    flag = torch.tensor([1.0 if own else 0.0], device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag.item() > 0)
+
+
+def _finite(gradients: Sequence[Tensor]) -> bool:
     finite: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:
         finite.setdefault(gradient.device, []).append(gradient.detach().isfinite().all())

@@ -146,6 +146,10 @@ class Adjust:
         self.kept: Values | None = None
         """Values set last by a command; None while the trainer's own configuration is in force."""
 
+    def values(self) -> Values:
+        """Return the present values. Raises ``RLWatchError`` with the reason if they cannot be changed."""
+        return self._setting.read()
+
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` if the trainer has no such setting, or does not read it while it runs."""
         COMMAND_KINDS[self.kind].read(command.args)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rlwatch.alerts.engine import AlertEngine
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.control.commands import ROLLBACK
+from rlwatch.control.policy import RunHealth
 from rlwatch.detectors.base import DetectorSet, NotRun
 from rlwatch.detectors.registry import default_detectors, of_plugins
 from rlwatch.diagnosis import Diagnosis
@@ -30,6 +31,7 @@ from rlwatch.monitor.forecasting import (
     forecaster_for,
     switched_off,
 )
+from rlwatch.monitor.named_settings import NamedSettings
 from rlwatch.monitor.step_judge import NOTHING, Arrived, MonitorOutcome, StepJudge, joined
 from rlwatch.ports import Detector, History
 from rlwatch.records import (
@@ -92,6 +94,7 @@ class Monitor:
         self._early: list[Event] = []
         self._reader = RowReader(source)
         self._gathering = Gathering()
+        self._named = NamedSettings()
         self._reset()
 
     def _reset(self) -> None:
@@ -157,6 +160,12 @@ class Monitor:
     def firing(self) -> tuple[Alert, ...]:
         """Alerts that fire now."""
         return tuple(alert for alert in self._judge.alerts.active if alert.state is AlertState.FIRING)
+
+    def health(self, *, forecast: bool = True) -> RunHealth:
+        """Return the health of the run as of the last judged step; without its forecast if that is not wanted."""
+        firing, rows = self.firing, self.judged_rows
+        named = self._named.now(firing, self._judge.lookback, self.source, rows[-1].step if rows else 0)
+        return RunHealth(self.active, firing, self.forecast if forecast else None, rows, named)
 
     def open_alerts(self) -> frozenset[str]:
         """Return the ids of the alerts that are pending or firing now."""

@@ -268,8 +268,7 @@ class MonitorSink:
             self._abandoned_retired = True
             self._keep(MonitorOutcome(transitions=tuple(self._abandoned(batch))))
         if self._publish is not None:
-            monitor = self._monitor
-            self._publish(RunHealth(monitor.active, monitor.firing, monitor.forecast, monitor.judged_rows))
+            self._publish(self._monitor.health())
         self.tick()
 
     def _taken(self, batch: Sequence[Item]) -> Iterator[StepRecord | Event]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rlwatch.control.commands import ROLLBACK
-from rlwatch.control.policy import RunHealth
 from rlwatch.control.rescue import NEAR, RescueCourse, RescuePolicy
 from rlwatch.monitor.engine import Monitor
 from rlwatch.records import JSON, Event, StepRecord
@@ -81,10 +80,10 @@ def rehearse_rescue(
     taken = [0]
 
     def last_good() -> int | None:
-        health = _health(monitor)
+        health = monitor.health(forecast=False)
         return next((step for step in reversed(taken) if health.unsound_after(step) == ""), None)
 
-    course = RescueCourse(replace(policy, dry_run=False), last_good)
+    course = RescueCourse(replace(policy, dry_run=False, skip_nonfinite=False), last_good)
     acts: list[RehearsedAct] = []
     decided: StepRecord | None = None
     last: StepRecord | None = None
@@ -99,7 +98,7 @@ def rehearse_rescue(
         row = monitor.judged_rows[-1]
         if row.step >= taken[-1] + every:
             taken.append(row.step)
-        command = course.next(row.step, _health(monitor), row.reward)
+        command = course.next(row.step, monitor.health(forecast=False), row.reward)
         if command is None:
             continue
         acts.append(RehearsedAct(row.step, command.kind, dict(command.args), command.why))
@@ -111,7 +110,3 @@ def rehearse_rescue(
         return RescueRehearsal(tuple(acts), None, course.level, ended)
     hours = max(last.ts - decided.ts, 0.0) / 3600.0
     return RescueRehearsal(tuple(acts), restored, course.level, ended, last.step - decided.step, hours)
-
-
-def _health(monitor: Monitor) -> RunHealth:
-    return RunHealth(monitor.active, monitor.firing, None, monitor.judged_rows)

@@ -3,6 +3,7 @@
 import os
 import pwd
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from rlwatch.control.commands import EXPIRES_S, request, whoami
 from rlwatch.control.mailbox import POLL_S, CommandResult, Mailbox, PendingCommand
 from rlwatch.control.policy import (
     COLLAPSE_KINDS,
+    NamedSetting,
     RunHealth,
     describe,
     veto_reset_reference,
@@ -90,6 +92,9 @@ def test_the_anchor_is_not_loosened_in_a_collapse():
     assert veto_set_kl_coef(RunHealth(), old=0.1, new=0.0) is None
     assert veto_set_kl_coef(bad, old=0.1, new=0.05, force=True) is None
     assert "(0.1 -> 0.05)" in veto_set_kl_coef(bad, old=0.1, new=0.05)
+    risen = replace(bad, named=(NamedSetting("kl_coefficient", "policy/kl_coef", 30, 0.05, 0.1, "strong"),))
+    assert veto_set_kl_coef(risen, old=0.1, new=0.05) is None
+    assert veto_set_kl_coef(risen, old=0.1, new=0.04) is not None
 
 
 def test_a_request_is_a_queued_command_that_expires_in_ten_minutes(store):

@@ -1,13 +1,15 @@
 """The policy that saves a run, as a state machine: what it does at each boundary, and what it never does."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.control.policy import RunHealth
+from rlwatch.control.policy import NamedSetting, RunHealth
 from rlwatch.control.rescue import HELD, RescueCourse, RescuePolicy, Stage
 from rlwatch.errors import ConfigError
-from rlwatch.records import Alert, AlertState, JudgedRow, Severity
+from rlwatch.records import Alert, AlertState, Command, JudgedRow, Severity
 
 GOOD = 0.7
 
@@ -211,6 +213,107 @@ def test_the_cause_is_removed_by_the_kind_of_the_alert(kind, entropy, mended):
 
     assert trainer.kinds == ["hold", "rollback", *mended, "hold"]
     assert scale == (0.1 if mended == ["lower-lr"] else 0.3)
+
+
+def named(metric="policy/kl_coef", before=0.02, after=4.0):
+    return NamedSetting("kl_coefficient", metric, 70, before, after, "strong")
+
+
+class TurnedTrainer(Trainer):
+    """A trainer whose log shows settings that were changed; ``values``: what they are now, by metric."""
+
+    def __init__(self, course, *settings, values, **how):
+        super().__init__(course, **how)
+        self.settings, self.values = settings, values
+
+    def boundary(self):
+        bad = self.broken or self.outside
+        seen = replace(health(kind=self.kind, fires=bad, sound=not bad, step=self.step), named=self.settings)
+        command = self.course.next(self.step, seen, 0.1 if bad else GOOD, dict(self.values))
+        if command is not None:
+            refusal = "no" if command.kind in self.refuses else None
+            self.done.append((self.step, command.kind, dict(command.args), refusal))
+            if refusal is None:
+                self.act(command)
+            self.course.answered(command, refusal)
+        self.step += 1
+
+
+def test_settings_that_the_diagnosis_names_are_set_back_to_their_values_before():
+    """The rate to what it was, measured after the rollback; the others by their own commands; no bonus is guessed."""
+    settings = (
+        named(),
+        named("optim/lr", 3e-4, 9e-3),
+        named("policy/entropy_coef", 0.001, 0.5),
+        named("policy/clip_range", 0.28, 1000.0),
+    )
+    made = RescueCourse(RescuePolicy(dry_run=False), lambda: 90, values=lambda _kind: {"low": 0.2, "high": 1000.0})
+    trainer = TurnedTrainer(made, *settings, values={"optim/lr": 1.2e-3}, entropy=1.4).run(300)
+
+    assert trainer.done == [
+        (100, "hold", {"batches": HELD}, None),
+        (102, "rollback", {"to": "last-good"}, None),
+        (104, "lower-lr", {"scale": pytest.approx(0.25), "freeze": "yes"}, None),
+        (105, "set-kl-coef", {"value": 0.02}, None),
+        (106, "set-entropy-coef", {"value": 0.001}, None),
+        (107, "set-clip", {"low": 0.2, "high": 0.28}, None),
+        (108, "hold", {"batches": 0}, None),
+    ]
+    assert not trainer.held
+
+
+def test_without_the_rate_among_them_it_is_lowered_mildly_and_comes_back_after_quiet_steps():
+    """What broke the run is known, so the rate is not cut to a tenth."""
+    trainer = TurnedTrainer(course(), named(), values={"policy/kl_coef": 0.02}).run(200)
+    scales = [args["scale"] for _, kind, args, _ in trainer.done if kind == "lower-lr"]
+
+    assert scales == [0.3, pytest.approx(0.9), 1.0]
+    assert trainer.kinds[:4] == ["hold", "rollback", "lower-lr", "set-kl-coef"]
+
+
+def test_a_setting_that_no_command_sets_or_that_is_refused_keeps_updates_held_until_a_person_sets_it_back():
+    """A temperature has no command; a coefficient was refused. Both are held, and go on at the whole rate."""
+    for metric, refuses, first in (
+        ("rollout/temperature", (), ["hold", "rollback"]),
+        ("policy/kl_coef", ("set-kl-coef",), ["hold", "rollback", "lower-lr", "set-kl-coef"]),
+    ):
+        trainer = TurnedTrainer(course(), named(metric, 1.0, 2.0), values={metric: 2.0}, refuses=refuses).run(30)
+        held, stage, did = trainer.held, trainer.course.stage, trainer.kinds
+        trainer.values[metric] = 1.0
+        trainer.run(3)
+
+        assert (held, stage, did) == (True, Stage.FROZEN, first)
+        assert not trainer.held
+        assert trainer.course.stage is Stage.WATCHING
+        assert "a person is needed" in " ".join(note.why for note in trainer.course.notes)
+
+
+def test_a_setting_that_the_trainer_changes_again_is_set_back_again_but_not_for_ever_and_not_against_a_person():
+    """Ten times, then the ledger says so; what a person has set since stays."""
+    trainer = TurnedTrainer(course(), named(), values={"policy/kl_coef": 4.0}).run(100)
+    helped = TurnedTrainer(course(), named(), values={"policy/kl_coef": 4.0}).run(8)
+    before = helped.kinds.count("set-kl-coef")
+    helped.course.answered(Command("p", "", "set-kl-coef", {"value": 4.0}, requested_by="ann@lab"), None)
+    helped.run(30)
+
+    assert trainer.kinds.count("set-kl-coef") == 11
+    assert "does not stay what it was set to" in " ".join(note.why for note in trainer.course.notes)
+    assert helped.kinds.count("set-kl-coef") == before
+
+
+def test_an_engine_that_drifts_again_after_all_that_can_be_done_is_held_with_the_current_weights():
+    """Its rewards judge no weights: nothing is restored a second time, and nothing stops."""
+    made, kinds = course(cooldown_steps=5), []
+    drift = Alert("m", "run", "rule", "mismatch_tail", Severity.WARNING, AlertState.FIRING, 95, 99, "it grew")
+    for step in range(100, 140):
+        seen = RunHealth(alerts=(alarm("joint_collapse"), drift), rows=health(step=step).rows)
+        command = made.next(step, seen, 0.1)
+        if command is not None:
+            kinds.append(command.kind)
+            made.answered(command, None)
+
+    assert kinds == ["hold", "rollback", "lower-lr", "set-is-correction", "sync-weights", "hold", "hold"]
+    assert made.stage is Stage.OUTSIDE
 
 
 def test_a_mismatch_under_a_good_reward_is_mended_without_going_back():

@@ -1,6 +1,7 @@
 """Commands that save a run in a live training: hold, skip-step, the settings, raise-lr, sync-weights, undo."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tiny_trl import FakeRun as TrlRun
 from tiny_trl import make_trainer
 
 import rlwatch
-from rlwatch.control.policy import RunHealth
+from rlwatch.control.policy import NamedSetting, RunHealth
 from rlwatch.control.rescue import RescuePolicy
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.commands import UNDO_MINUTES, UndoLast
@@ -87,25 +88,79 @@ def test_an_update_is_skipped_and_the_next_is_not():
     assert run.events[-1].body["report"]["summary"] == "1 of 1 update were left out; updates go on"
 
 
-def test_updates_that_are_not_finite_are_skipped_and_the_others_are_made():
-    """A NaN in a gradient before step 4 would have broken every weight."""
+def nan_in(step):
+    """Spoil the gradient of that step."""
 
-    def nan_at_4(policy, watcher):
+    def spoil(policy, watcher):
         gradients = watcher.gradients
 
         def spoiled():
-            if watcher.steps.last == 3:
+            if watcher.steps.last == step - 1:
                 policy.head.weight.grad[0, 0] = math.nan
             gradients()
 
         watcher.gradients = spoiled
 
+    return spoil
+
+
+def test_updates_that_are_not_finite_are_skipped_and_the_others_are_made():
+    """A NaN in a gradient before step 4 would have broken every weight."""
+    nan_at_4 = nan_in(4)
     run, states = sent({2: [("skip-step", {"when": "nonfinite", "steps": 3})]}, spoil=nan_at_4)
     assert not equal(states[2][0], states[3][0])
     assert equal(states[3][0], states[4][0])
     assert not equal(states[4][0], states[5][0])
     assert all(bool(tensor.isfinite().all()) for tensor in states[5][0].values())
     assert "1 of 3 updates were left out" in run.events[-1].body["report"]["summary"]
+
+
+def test_an_update_left_out_by_hand_does_not_end_the_guard_against_those_that_are_not_finite():
+    """One update is skipped while the guard is on; the NaN two steps later still changes nothing. 0 steps end each."""
+    asked = {
+        1: [("skip-step", {"when": "nonfinite", "steps": 100})],
+        2: [("skip-step", {})],
+        5: [("skip-step", {"steps": 0})],
+    }
+    run, states = sent(asked, spoil=nan_in(5), steps=7)
+
+    assert equal(states[2][0], states[3][0])
+    assert not equal(states[3][0], states[4][0])
+    assert equal(states[4][0], states[5][0])
+    assert not equal(states[5][0], states[6][0])
+    assert "1 of 4 updates were left out" in run.events[-1].body["report"]["summary"]
+
+
+class Guarded(FakeRun):
+    """Its owner permits to leave out updates that are not finite."""
+
+    rescue = RescuePolicy(dry_run=False, skip_nonfinite=True)
+
+
+def test_a_permitted_guard_is_on_before_the_first_update_and_leaves_out_the_first_that_is_not_finite():
+    """The first update would have broken every weight; the ledger holds what was left out, and when it began."""
+    run, states = sent({}, run=Guarded(), spoil=nan_in(1), steps=5)
+    begun = next(event for event in run.events if event.kind == "command")
+    ledger = [(event.step, event.body["evidence"]) for event in run.events if event.kind == "rescue"]
+
+    assert all(bool(tensor.isfinite().all()) for tensor in states[4][0].values())
+    assert not equal(states[1][0], states[2][0])
+    assert (begun.step, begun.body["command"], begun.body["by"]) == (0, "skip-step", "policy:rescue")
+    assert ledger == [(1, {"skipped": 1})]
+
+
+def test_a_guard_of_a_dry_run_only_says_so_and_a_permitted_one_changes_nothing_in_a_sound_run():
+    """Weights and optimizer of a guarded run are those of an unguarded one, bit for bit."""
+    dry = Guarded()
+    dry.rescue = RescuePolicy(skip_nonfinite=True)
+    run, plain = sent({}, run=dry, steps=5)
+    _, guarded = sent({}, run=Guarded(), steps=5)
+
+    assert [event.body["outcome"] for event in run.events if event.kind == "rescue"] == ["dry run"]
+    assert not [event for event in run.events if event.kind == "command"]
+    for step in range(1, 5):
+        assert equal(plain[step][0], guarded[step][0])
+        assert equal(plain[step][1], guarded[step][1])
 
 
 def test_without_an_optimizer_nothing_can_be_held():
@@ -401,3 +456,36 @@ def test_a_permitted_policy_holds_restores_and_stays_where_the_reward_does_not_c
     assert equal(states[7][0], states[8][0])
     assert ledger[-1]["stage"].startswith("held")
     assert "a person is needed" in ledger[-1]["why"]
+
+
+class Reweighted(Collapsing):
+    """No reward judges weights; the log shows that an entropy bonus was switched on before all went wrong."""
+
+    rescue = RescuePolicy(dry_run=False, probe=1)
+
+    def health(self):
+        named = NamedSetting("entropy_bonus", "policy/entropy_coef", 4, 0.01, 0.5, "strong")
+        seen = super().health()
+        rows = tuple(row._replace(level=None) for row in seen.rows)
+        return replace(seen, rows=rows, named=(named,) if seen.alerts else ())
+
+
+@pytest.mark.parametrize("adjustable", [True, False])
+def test_a_setting_that_the_diagnosis_names_is_set_back_or_else_updates_stay_held(adjustable):
+    """By its own command, with the reason; the loop that cannot is held, and says for what."""
+    box = {"value": 0.5}
+    means = {"set-entropy-coef": (lambda: box["value"], lambda value: box.update(value=value))} if adjustable else {}
+    run, states = sent({}, run=Reweighted(), steps=13, snapshots=EVERY, adjustable=means)
+    acts = [event.body["command"] for event in run.events if event.kind == "command"]
+    ledger = [event.body for event in run.events if event.kind == "rescue"]
+
+    if adjustable:
+        assert acts[-4:] == ["rollback", "lower-lr", "set-entropy-coef", "hold"]
+        assert box == {"value": 0.01}
+        why = next(e.body["why"] for e in run.events if e.body.get("command") == "set-entropy-coef")
+        assert "policy/entropy_coef changed at step 4 (0.01 to 0.5)" in why
+        return
+    assert acts[-2:] == ["rollback", "lower-lr"]
+    assert equal(states[11][0], states[12][0])
+    assert "updates stay held until it is 0.01 again" in ledger[-1]["why"]
+    assert "this trainer cannot do 'set-entropy-coef'" in ledger[-1]["why"]

@@ -15,8 +15,11 @@ from rlwatch.integrations.snapshots import Snapshots
 from rlwatch.integrations.torch import Watcher
 
 EVERY = Snapshots(every=1, keep=30, share=1.0)
-BACK, UNDO, HOLD, SKIP, GOOD, LAST = 4, 5, 6, 9, 11, 13
-"""The steps after which rank 0 asks: a roll-back, undo, a hold of two batches, an update left out, back to what is good."""
+BACK, UNDO, HOLD, SKIP, GOOD, GUARD, LAST = 4, 5, 6, 9, 11, 12, 15
+"""The steps after which rank 0 asks: a roll-back, undo, a hold of two batches, an update left out, back to what is good,
+and the next two updates left out if they are not finite."""
+BROKEN = GUARD + 1
+"""The step in which one value of one rank's shard of the gradients is NaN."""
 
 
 def state(policy, optimizer):
@@ -39,7 +42,8 @@ class Loop:
         self.policy, self.reference = models()
         self.policy, self.reference = sharded(self.policy), sharded(self.reference)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.05)
-        self.watcher, self.before, self.after = None, {}, {}
+        self.watcher, self.before, self.after, self.broken = None, {}, {}, False
+        self.optimizer.register_step_pre_hook(lambda *_: self.break_gradient())
         schedule = None if then is None else Schedule(self.optimizer, then)
         if watched:
             self.watcher = Watcher(
@@ -54,6 +58,7 @@ class Loop:
             watcher = self.watcher
             if watcher is not None:
                 watcher.rollouts(rewards=torch.ones(4))
+            self.broken = bool(asks) and step == BROKEN and self.rank == self.ranks - 1
             one_step(self.policy, self.reference, self.optimizer, watcher, step, self.rank, self.ranks)
             self.before[step] = state(self.policy, self.optimizer)
             if watcher is not None:
@@ -61,6 +66,11 @@ class Loop:
                     self.ask(*asks[step])
                 watcher.obey()
             self.after[step] = state(self.policy, self.optimizer)
+
+    def break_gradient(self):
+        if self.broken:
+            parts = (p.grad.to_local() for p in self.policy.parameters() if p.grad is not None)
+            next(part for part in parts if part.numel()).view(-1)[0] = float("nan")
 
     def ask(self, kind, args):
         if self.rank == 0:
@@ -103,7 +113,7 @@ def saving(rank, ranks, folder):
             HOLD: ("hold", {"batches": 2}),
             SKIP: ("skip-step", {"steps": 1}),
             GOOD: ("rollback", {}),
-            GOOD + 1: ("skip-step", {"when": "nonfinite"}),
+            GUARD: ("skip-step", {"when": "nonfinite", "steps": 2}),
         }
     )
     return {"plain": plain.outcome(), "snapped": snapped.outcome(), "saved": saved.outcome()}

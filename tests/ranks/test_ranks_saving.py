@@ -1,7 +1,7 @@
 """Snapshots by shard on several gloo processes: FSDP2 goes back bit for bit on every rank, or on none."""
 
 import pytest
-from saving import BACK, GOOD, HOLD, LAST, SKIP, UNDO
+from saving import BACK, BROKEN, GOOD, GUARD, HOLD, LAST, SKIP, UNDO
 from several import each_of
 
 import rlwatch
@@ -62,9 +62,8 @@ def test_every_command_is_done_on_all_ranks(played):
         ("hold", CommandStatus.DONE, HOLD),
         ("skip-step", CommandStatus.DONE, SKIP),
         ("rollback", CommandStatus.DONE, GOOD),
-        ("skip-step", CommandStatus.REJECTED, GOOD + 1),
+        ("skip-step", CommandStatus.DONE, GUARD),
     ]
-    assert "gradients are sharded over ranks" in answers[-1][3]
     assert "(good)" in answers[4][3]
 
 
@@ -89,6 +88,16 @@ def test_nothing_is_updated_while_batches_are_held_or_an_update_is_left_out(save
 
         assert after[str(HOLD)] == after[str(HOLD + 1)] == after[str(HOLD + 2)] != after[str(HOLD + 3)]
         assert after[str(SKIP)] == after[str(SKIP + 1)] != after[str(SKIP + 2)]
+
+
+def test_a_gradient_that_is_nan_on_one_rank_alone_is_left_out_on_all(played, saved):
+    """Its shard alone holds the NaN; the update after it is made, and the end says how many were left out."""
+    for rank in saved:
+        after = rank["after"]
+
+        assert after[str(GUARD)] == after[str(BROKEN)] != after[str(BROKEN + 1)] != after[str(LAST)]
+    ended = [event.body["report"] for event in events(played, "saving", "saved") if event.kind == "command"][-1]
+    assert (ended["skipped"], ended["of"]) == (1, 2)
 
 
 def test_rlwatchs_own_order_for_a_snapshot_is_not_told_as_a_command(played):

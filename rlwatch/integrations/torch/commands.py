@@ -243,6 +243,7 @@ class CommandController:
         self._controller = Controller(seam, handlers, RunRanks(seam), latest)
         if self.snapshots is not None:
             seam.attempt("snapshot", self.snapshots.begin, step())
+        self._controller.begin(step())
 
     def obey(self) -> None:
         """Execute waiting commands after the step that has ended, then take a snapshot if one is due."""

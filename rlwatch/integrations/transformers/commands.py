@@ -78,6 +78,7 @@ class LoopControl:
         """
         if self._snapshots is not None:
             self._seam.attempt("snapshot", self._snapshots.begin, step)
+        self._controller.begin(step)
 
     def obey(self, step: int) -> None:
         """Execute waiting commands after ``step``, then take a snapshot if one is due.

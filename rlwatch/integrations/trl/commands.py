@@ -88,6 +88,7 @@ class Control:
             self._settings.restore(checkpoint, self._controller, step)
         if self._snapshots is not None:
             self._seam.attempt("snapshot", self._snapshots.begin, step)
+        self._controller.begin(step)
 
     def saved(self, step: int) -> None:
         """Add a reset reference and changed settings to the checkpoint of ``step``, which the trainer has written."""
