@@ -263,7 +263,7 @@ def test_settings_that_the_diagnosis_names_are_set_back_to_their_values_before()
 
 
 def test_without_the_rate_among_them_it_is_lowered_mildly_and_comes_back_after_quiet_steps():
-    """What broke the run is known, so the rate is not cut to a tenth."""
+    """The cause is known, so the rate is not cut to a tenth."""
     trainer = TurnedTrainer(course(), named(), values={"policy/kl_coef": 0.02}).run(200)
     scales = [args["scale"] for _, kind, args, _ in trainer.done if kind == "lower-lr"]
 

@@ -27,7 +27,7 @@ def rows(*, to=4.0, back=None, falls=True, name="beta"):
 
 
 def named(items):
-    """What the health of the run names after each row."""
+    """Return the settings that the health of the run names, after each row."""
     monitor, found = Monitor(run_id="r", source="trl/grpo"), []
     for item in items:
         monitor.observe(item)
