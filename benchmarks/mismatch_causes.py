@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import rlwatch
 from rlwatch.diagnosis.mismatch_causes import GapTracker, MismatchCause, cause_of
@@ -36,6 +36,10 @@ RESPONSES = 24
 SHORT, LONG = (24, 48), (8, 120)
 """Tokens of a prompt and of the longest response; the model was trained on 128 in all."""
 RATE = 4e-5
+BEGIN, CLOSE, OPEN, OTHER = 1, 2, 3, 4
+"""Control tokens of the templated text: begin of a text, end and begin of a line, and one that no text has."""
+EXPERTS, USED = 4, 2
+"""Experts of a layer of the mixture, and how many a token is sent to."""
 MODEL: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 1024, "tie_word_embeddings": True, "bos_token_id": None,
@@ -43,14 +47,35 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
+Model = LlamaForCausalLM | MixtralForCausalLM
+
+
 def text() -> Tensor:
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     return torch.tensor(list("\n\n".join(page.read_text() for page in pages).encode()))
 
 
-def pretrained(data: Tensor, steps: int = 220) -> LlamaForCausalLM:
+def templated(data: Tensor) -> Tensor:
+    """The text with each end of a line as the end of a turn and the begin of the next, two control tokens."""
+    ends = (data == ord("\n")).nonzero()[:, 0].tolist()
+    lines, turn = [], torch.tensor([CLOSE, OPEN])
+    for first, last in zip([0, *(end + 1 for end in ends)], [*ends, len(data)], strict=True):
+        lines += [data[first:last], turn]
+    return torch.cat(lines)
+
+
+def made(moe: bool = False, theta: float = 1.0) -> Model:
+    config = MODEL | {"rope_theta": 10_000.0 * theta}
+    if moe:
+        return MixtralForCausalLM(
+            MixtralConfig(**config, num_local_experts=EXPERTS, num_experts_per_tok=USED, output_router_logits=True)
+        )
+    return LlamaForCausalLM(LlamaConfig(**config))
+
+
+def pretrained(data: Tensor, steps: int = 220, *, moe: bool = False) -> Model:
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**MODEL))
+    model = made(moe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
     for step in range(steps):
         starts = torch.randint(0, len(data) - 129, (24,))
@@ -87,6 +112,11 @@ class Engine:
     partial: bool = False
     ages: int = 0
     lag: int = 0
+    prompt: str = ""
+    reencoded: bool = False
+    router_levels: int = 0
+    router_noise: float = 0.0
+    router_bias: float = 0.0
 
 
 def warped(logp: Tensor, engine: Engine) -> Tensor:
@@ -104,12 +134,15 @@ def warped(logp: Tensor, engine: Engine) -> Tensor:
 
 @torch.no_grad()
 def sampled(
-    model: LlamaForCausalLM, prompts: Tensor, longest: int, engine: Engine, g: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Ids and the engine's log-probs, (B, ``longest``)."""
-    cache, now, ids, logps = DynamicCache(), prompts, [], []
+    model: Model, prompts: Tensor, longest: int, engine: Engine, g: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Ids and the engine's log-probs, (B, ``longest``), and the experts of each, (B, ``longest``, layers, k)."""
+    cache, now, ids, logps, routes = DynamicCache(), prompts, [], [], []
     for _ in range(longest):
-        logits = model(now, past_key_values=cache, use_cache=True).logits[:, -1].float()
+        output = model(now, past_key_values=cache, use_cache=True)
+        logits = output.logits[:, -1].float()
+        if ids and getattr(output, "router_logits", None) is not None:
+            routes.append(experts_of(output.router_logits, len(prompts)))
         for layer in cache.layers:
             for name in ("keys", "values"):
                 held = getattr(layer, name)
@@ -121,14 +154,35 @@ def sampled(
         now = torch.multinomial(logp.exp(), 1, generator=g)
         ids.append(now)
         logps.append(logp.gather(1, now))
-    return torch.cat(ids, 1), torch.cat(logps, 1)
+    experts = torch.cat([*routes, torch.full_like(routes[0], -1)], 1) if routes else None
+    return torch.cat(ids, 1), torch.cat(logps, 1), experts
 
 
-def scored(model: LlamaForCausalLM, prompts: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The trainer's log-probs and entropy, of the shape of ``ids``."""
-    logits = model(torch.cat([prompts, ids], 1), logits_to_keep=ids.shape[1] + 1).logits[:, :-1].float()
-    logp = logits.log_softmax(-1)
-    return logp.gather(2, ids.unsqueeze(2)).squeeze(2), -(logp.exp() * logp).sum(-1).detach()
+def experts_of(router_logits: tuple[Tensor, ...], rows: int) -> Tensor:
+    """The experts of each token, (B, T, layers, k)."""
+    return torch.stack([layer.view(rows, -1, EXPERTS).topk(USED).indices for layer in router_logits], 2)
+
+
+def scored(model: Model, prompts: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The trainer's log-probs and entropy, of the shape of ``ids``, and the experts of each token."""
+    output = model(torch.cat([prompts, ids], 1), logits_to_keep=ids.shape[1] + 1)
+    logp = output.logits[:, :-1].float().log_softmax(-1)
+    routes = getattr(output, "router_logits", None)
+    experts = None if routes is None else experts_of(routes, len(ids))[:, -ids.shape[1] :]
+    return logp.gather(2, ids.unsqueeze(2)).squeeze(2), -(logp.exp() * logp).sum(-1).detach(), experts
+
+
+def engine_prompts(prompts: Tensor, engine: Engine) -> Tensor:
+    """The prompts as the engine's template renders them."""
+    if engine.prompt == "other opening":
+        return prompts.masked_fill(prompts == OPEN, OTHER)
+    if engine.prompt == "no opening":  # the generation prompt is left out
+        return prompts[:, :-1]
+    if engine.prompt == "opening twice":
+        return torch.cat([prompts, prompts[:, -1:]], 1)
+    if engine.prompt == "no begin":
+        return prompts[:, 1:]
+    return prompts
 
 
 def engine_weights(policies: list[dict[str, Tensor]], engine: Engine, step: int, age: int) -> dict[str, Tensor]:
@@ -154,9 +208,10 @@ class Plant:
     age: bool = False
     seed: int = 0
     size: tuple[int, int] = SHORT
+    model: str = "plain"
 
 
-def run_of(plant: Plant, model: LlamaForCausalLM, data: Tensor) -> list[dict[str, float]]:
+def run_of(plant: Plant, model: Model, data: Tensor) -> list[dict[str, float]]:
     policy = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE)
     g = torch.Generator().manual_seed(plant.seed)
@@ -166,18 +221,24 @@ def run_of(plant: Plant, model: LlamaForCausalLM, data: Tensor) -> list[dict[str
         policies.append({name: x.detach().clone() for name, x in policy.state_dict().items()})
         starts = torch.randint(0, len(data) - prompt, (RESPONSES,), generator=g)
         prompts = torch.stack([data[i : i + prompt] for i in starts])
+        if plant.model == "templated":
+            prompts[:, 0], prompts[:, -2], prompts[:, -1] = BEGIN, CLOSE, OPEN
         ages = torch.arange(RESPONSES) * (engine.ages + 1) // RESPONSES
         ages = ages + engine.lag
         groups = [(age, prompts[ages == age]) for age in sorted(set(ages.tolist()))]
         parts = [_engine_batch(policies, engine, step, age, own, longest, g) for age, own in groups]
-        ids, rollout = (torch.cat(each) for each in zip(*parts, strict=True))
-        logp, entropy = scored(policy, prompts, ids)
+        ids, rollout = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        rollout_experts = None if parts[0][2] is None else torch.cat([part[2] for part in parts if part[2] is not None])
+        if engine.reencoded:
+            ids = ids.masked_fill(ids == CLOSE, OTHER)
+        logp, entropy, experts = scored(policy, prompts, ids)
         lengths = torch.randint(longest // 3, longest + 1, (RESPONSES, 1), generator=g)
         mask = torch.arange(longest) < lengths
         behind = step % engine.every if engine.every <= STEPS else step - FAULT
         batch = TokenBatch(
             logp=logp.detach(), mask=mask, entropy=entropy if plant.entropy else None, rollout_logp=rollout,
-            staleness=(ages + behind) if plant.age else None,
+            staleness=(ages + behind) if plant.age else None, experts=experts, rollout_experts=rollout_experts,
+            ids=ids, control=(BEGIN, CLOSE, OPEN, OTHER) if plant.model == "templated" else (),
         )  # fmt: skip
         rewards = ((ids == ord("e")) & mask).sum(1) / mask.sum(1)
         settled = {name: stat.settle() for name, stat in observe(batch).items()}
@@ -200,15 +261,21 @@ def _engine_batch(
     prompts: Tensor,
     longest: int,
     g: torch.Generator,
-) -> tuple[Tensor, Tensor]:
-    config = MODEL | {"rope_theta": 10_000.0 * engine.theta}
-    model = LlamaForCausalLM(LlamaConfig(**config))
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    model = made(any(".gate." in name for name in policies[0]), engine.theta)
     model.load_state_dict(engine_weights(policies, engine, step, age))
+    for name, weight in model.named_parameters():
+        if name.endswith(".gate.weight"):
+            if engine.router_levels:
+                weight.data = rounded(weight.data, engine.router_levels)
+            noise = torch.randn(weight.shape, generator=g)
+            weight.data += engine.router_noise * weight.data.std() * noise
+            weight.data[0] *= 1 + engine.router_bias
     if engine.weights:
         for weight in model.parameters():
             if weight.dim() == 2:
                 weight.data = rounded(weight.data, engine.weights)
-    return sampled(model.to(torch.bfloat16).float().eval(), prompts, longest, engine, g)
+    return sampled(model.to(torch.bfloat16).float().eval(), engine_prompts(prompts, engine), longest, engine, g)
 
 
 C = MismatchCause
@@ -260,22 +327,48 @@ HELD_OUT = [
 ]
 
 
-SETS = {"first": FIRST, "held-out": HELD_OUT, "first-long": FIRST_LONG, "held-out-long": HELD_OUT_LONG}
+FIRST_NEW = [
+    Plant("template, other opening", C.TEMPLATE, Engine(prompt="other opening"), seed=30, model="templated"),
+    Plant("template, ids encoded again", C.TEMPLATE, Engine(reencoded=True), start=0, seed=31, model="templated"),
+    Plant("templated, weights of 5 bits", C.PRECISION, Engine(weights=15), start=0, seed=32, model="templated"),
+    Plant("templated, top_p .8", C.TRUNCATED, Engine(top_p=0.8), seed=33, model="templated"),
+    Plant("router of 3 bits", C.ROUTER, Engine(router_levels=3), start=0, seed=34, model="moe"),
+    Plant("router with noise", C.ROUTER, Engine(router_noise=0.6), seed=35, model="moe"),
+    Plant("moe, weights of 5 bits", C.PRECISION, Engine(weights=15), start=0, seed=36, model="moe"),
+    Plant("moe, weights stay old", C.STALE, Engine(every=STEPS + 1), seed=37, model="moe"),
+]
+HELD_OUT_NEW = [
+    Plant("template, no opening", C.TEMPLATE, Engine(prompt="no opening"), start=0, seed=40, model="templated"),
+    Plant("template, opening twice", C.TEMPLATE, Engine(prompt="opening twice"), seed=41, model="templated"),
+    Plant("template, encoded again later", C.TEMPLATE, Engine(reencoded=True), age=True, seed=42, model="templated"),
+    Plant("templated, temperature .8", C.TEMPERATURE, Engine(temperature=0.8), seed=43, model="templated"),
+    Plant("templated, weights stay old", C.STALE, Engine(every=STEPS + 1), seed=44, model="templated"),
+    Plant("templated, cache of 5 bits, age", C.PRECISION, Engine(cache=15), age=True, seed=45, model="templated"),
+    Plant("router of 4 bits, later", C.ROUTER, Engine(router_levels=5), seed=46, model="moe"),
+    Plant("router bias not sent", C.ROUTER, Engine(router_bias=0.8), start=0, seed=47, model="moe"),
+    Plant("router with little noise", C.ROUTER, Engine(router_noise=0.3), start=0, seed=48, model="moe"),
+    Plant("moe, top_k 5", C.TRUNCATED, Engine(top_k=5), seed=49, model="moe"),
+    Plant("moe, weights of 5 bits, age logged", C.PRECISION, Engine(weights=15), age=True, seed=50, model="moe"),
+    Plant("moe, cache of 4 bits", C.PRECISION, Engine(cache=7), start=0, seed=51, model="moe"),
+]
+
+SETS = {
+    "first": FIRST, "held-out": HELD_OUT, "first-long": FIRST_LONG, "held-out-long": HELD_OUT_LONG,
+    "first-new": FIRST_NEW, "held-out-new": HELD_OUT_NEW,
+}  # fmt: skip
 
 
 def main(which: str, folder: Path) -> None:
-    data, kept = text(), folder / "model.pt"
-    if kept.exists():
-        model = LlamaForCausalLM(LlamaConfig(**MODEL))
-        model.load_state_dict(torch.load(kept))
-    else:
-        model = pretrained(data)
-        torch.save(model.state_dict(), kept)
+    plain = text()
+    texts = {"plain": plain, "templated": templated(plain), "moe": plain}
+    models = {kind: model_of(kind, texts[kind], folder) for kind in {plant.model for plant in SETS[which]}}
     counts: dict[str, Counter[str]] = {"named by the diagnosis": Counter(), "by the rows alone": Counter()}
     for plant in SETS[which]:
         log = folder / f"{plant.name}.jsonl"
         if not log.exists():
-            log.write_text("".join(json.dumps(row) + "\n" for row in run_of(plant, model, data)))
+            log.write_text(
+                "".join(json.dumps(row) + "\n" for row in run_of(plant, models[plant.model], texts[plant.model]))
+            )
         told = [cause for cause in rlwatch.scan(log).diagnosis.causes if cause.mismatch]
         tracker = GapTracker()
         for line in log.read_text().splitlines():
@@ -290,6 +383,17 @@ def main(which: str, folder: Path) -> None:
         if turn is not None:
             print(f"    {turn.text}", flush=True)
     print({name: dict(count) for name, count in counts.items()})
+
+
+def model_of(kind: str, data: Tensor, folder: Path) -> Model:
+    """The model of that kind, from ``folder`` where it was kept there."""
+    kept = folder / f"model-{kind}.pt"
+    model = made(kind == "moe") if kept.exists() else pretrained(data, moe=kind == "moe")
+    if kept.exists():
+        model.load_state_dict(torch.load(kept))
+    else:
+        torch.save(model.state_dict(), kept)
+    return model
 
 
 def verdict(said: str, plant: Plant) -> str:

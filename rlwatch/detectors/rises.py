@@ -120,6 +120,26 @@ class RoutingMismatch(RiseDetector):
     baseline = "start"
 
 
+class RouterShift(RiseDetector):
+    """Share of (token, layer) pairs that the update sends to other experts than the policy that it began with did.
+
+    A router that moves during an update makes ratios volatile and clipping bursty, and precedes collapse
+    (arXiv 2510.23027). Its level depends on the model: growth against the start is judged.
+    """
+
+    name = "router_shift"
+    limits = (
+        RiseLimit("ratio/router_layer_frac", 0.03, 2.0, odds),
+        RiseLimit("ratio/router_token_frac", 0.3, 4.0, odds),
+    )
+    factor = ", {} times its start"
+    message = (
+        "the router moves during the update: {metric} {level}{factor}; the ratios of these tokens compare two "
+        "different sets of experts"
+    )
+    baseline = "start"
+
+
 class WeightTail(RiseDetector):
     """Detector of heavy tails of the importance ratios pi / pi_old, compared with the start.
 

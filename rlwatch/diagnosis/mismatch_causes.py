@@ -28,9 +28,14 @@ TEMPERATURE, EXPLAINED = "mismatch/engine_temperature", "mismatch/temperature_sh
 SLOPE, ALIGNED = "mismatch/logp_slope", "mismatch/logp_corr"
 PER_VERSION, AGE, SYNC = "mismatch/absdiff_per_version", "staleness/mean", "engine/weight_sync"
 DIFFER = "mismatch/weights_differ"
+TEMPLATE_RATIO, TEMPLATE_SHARE = "mismatch/template_ratio", "mismatch/template_share"
+ROUTED, MOVED = "mismatch/routing_ratio", "mismatch/routing_layer_frac"
 GAP_METRICS = frozenset(
-    {GAP, WEIGHT, ABOVE, LATE, TEMPERATURE, EXPLAINED, SLOPE, ALIGNED, PER_VERSION, AGE, SYNC, DIFFER}
-)
+    {
+        GAP, WEIGHT, ABOVE, LATE, TEMPERATURE, EXPLAINED, SLOPE, ALIGNED, PER_VERSION, AGE, SYNC, DIFFER,
+        TEMPLATE_RATIO, TEMPLATE_SHARE, ROUTED, MOVED,
+    }
+)  # fmt: skip
 """Canonical metrics that :class:`GapTracker` reads."""
 
 
@@ -44,6 +49,8 @@ class MismatchCause(StrEnum):
     STALE = "stale or partial weights"
     ALONG = "error that adds up along the response"
     PRECISION = "precision (dtype, kernels, quantised weights or cache)"
+    TEMPLATE = "tokenizer or template"
+    ROUTER = "expert routing"
     UNCLEAR = "not separable"
 
 
@@ -53,6 +60,8 @@ FIRST_ACTIONS: Mapping[MismatchCause, tuple[str, ...]] = {
     MismatchCause.STALE: ("repair-sync",),
     MismatchCause.ALONG: ("fp32-head", "fp16"),
     MismatchCause.PRECISION: ("fp32-head", "fp16"),
+    MismatchCause.TEMPLATE: ("token-ids",),
+    MismatchCause.ROUTER: ("routing-replay",),
 }
 """Actions of ``actions.toml`` that come first where the cause is known."""
 
@@ -74,6 +83,10 @@ GROWS, ERRORS = 1.1, 2.0
 """Smallest ratio of the gap late in a response to that early in it, as the mean of the rows less so many standard
 errors, from which on the gap grows along responses. For other causes it was 0.94 to 1.06.
 """
+AT_TEMPLATES, THERE = 3.0, 0.2
+"""Gap of template and control tokens over that of the others, at equal room, and their least share of the gap."""
+AFTER_MOVED, REROUTED = 2.5, 0.01
+"""Gap after tokens that went to other experts over that of the others, at equal room, and their least share."""
 WITH_AGE, FEWEST = 0.8, 10
 """Smallest correlation of gap and age over the rows, and smallest number of rows for it."""
 OF_AGE = 0.5
@@ -177,10 +190,12 @@ class GapTracker:
         if now[GAP] < LEAST and not teeth:
             return None
         return (
-            truncated(now)
+            template(now)
+            or truncated(now)
             or self._compared(last)
             or self._aged(now, teeth)
             or temperature(now)
+            or router(now)
             or self._ramp(now)
             or self._along()
             or self._rounded(now)
@@ -322,6 +337,30 @@ def rank_correlation(values: Sequence[float]) -> float:
 
 def _stale(text: str) -> GapCause:
     return GapCause(MismatchCause.STALE, text)
+
+
+def template(now: Mapping[str, float]) -> GapCause | None:
+    """Detect another template or tokenizer: the gap sits at control tokens, after them and where responses begin."""
+    ratio, share = now.get(TEMPLATE_RATIO), now.get(TEMPLATE_SHARE)
+    if ratio is None or share is None or ratio < AT_TEMPLATES or share < THERE:
+        return None
+    text = (
+        f"{share:.0%} of the gap lies at control tokens, after them and at the first token of responses, where it is "
+        f"{number(ratio, 3)} times that of other tokens, at equal probability"
+    )
+    return GapCause(MismatchCause.TEMPLATE, text)
+
+
+def router(now: Mapping[str, float]) -> GapCause | None:
+    """Detect a router that chooses other experts: the gap follows the tokens that it sent elsewhere."""
+    ratio, moved = now.get(ROUTED), now.get(MOVED)
+    if ratio is None or moved is None or ratio < AFTER_MOVED or moved < REROUTED:
+        return None
+    text = (
+        f"the gap after tokens that went to other experts is {number(ratio, 3)} times that of the others, at equal "
+        f"probability, and {moved:.0%} of the (token, layer) pairs did"
+    )
+    return GapCause(MismatchCause.ROUTER, text)
 
 
 def truncated(now: Mapping[str, float]) -> GapCause | None:

@@ -5,17 +5,19 @@ An event is recorded when the weights begin or cease to be equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.integrations.weights import flattened, unwrapped
 from rlwatch.metrics import WEIGHTS_PREFIX
 from rlwatch.records import JSON
-from rlwatch.tensors.gradnorm import plain_name
-from rlwatch.tensors.mergeable import Stats
-from rlwatch.tensors.weight_gap import ADAPTER, DIFFER, trainer_weights, weight_stats
+from rlwatch.tensors.gradnorm import layer_of, plain_name
+from rlwatch.tensors.mergeable import Mean, Stats, merge
+from rlwatch.tensors.weight_gap import ADAPTER, BASE, DIFFER, TrainerWeight, trainer_weights, weight_stats
 
 EVENT = "engine_weights"
 TAP = "weights of the engine"
@@ -49,6 +51,26 @@ class SyncComparison:
         self._turn += 1
         return weight_stats(trainer_weights(unwrapped(model), merged=merged), held, self._turn)
 
+    def sent(
+        self, model: nn.Module, pairs: Iterable[Any], seam: ErrorBoundary, add: Callable[[Stats], None]
+    ) -> Iterator[Any]:
+        """Yield ``pairs`` of name and tensor unchanged, while a sync sends them to an engine that cannot be read.
+
+        Each tensor is compared with the weight of ``model`` of that name as it passes, and a trained weight that was
+        not sent counts as one that differs. ``add`` gets the statistics when the last was sent. Whether the engine
+        used what it received is not known here.
+        """
+        stream: _SentWeights | None = None
+        for pair in pairs:
+            if stream is None:
+                self._turn += 1
+                stream = _SentWeights(self._turn)
+                seam.attempt(TAP, stream.begin, model)
+            seam.attempt(TAP, stream.look, pair)
+            yield pair
+        if stream is not None:
+            seam.attempt(TAP, lambda: add(stream.stats()))
+
     def changed(self, step: int, metrics: Mapping[str, float]) -> dict[str, JSON] | None:
         """Return the body of an event if the weights compared at ``step`` are equal and were not before, or the
         reverse; else None.
@@ -68,6 +90,59 @@ class SyncComparison:
         if equal:
             self._equal_at = step
         return body
+
+
+MATCHED = 0.5
+"""Share of the sent names that must be known; below it the engine names its weights in another way."""
+
+
+class _SentWeights:
+    """Weights of one sync, compared one by one, so that gathered tensors need not be kept."""
+
+    def __init__(self, turn: int) -> None:
+        self._turn = turn
+        self._expected: dict[str, TrainerWeight] = {}
+        self._trained: set[str] = set()
+        self._sent: set[str] = set()
+        self._unknown = 0
+        self._stats: Stats = {}
+
+    def begin(self, model: nn.Module) -> None:
+        """Read which weights ``model`` has now: adapters may be merged for the time of the sync."""
+        if flattened(model):
+            return
+        plain = unwrapped(model)
+        self._expected = {weight.name: weight for weight in trainer_weights(plain)}
+        for raw, parameter in plain.named_parameters():
+            name = plain_name(raw)
+            if parameter.requires_grad or BASE in f".{name}":
+                self._trained.add(name.replace(BASE, ".").replace("modules_to_save.default.", ""))
+
+    def look(self, pair: tuple[str, Tensor]) -> None:
+        """Compare one tensor that is sent."""
+        name, tensor = plain_name(pair[0]), pair[1]
+        weight = self._expected.get(name)
+        if weight is None:
+            self._unknown += 1
+            return
+        self._sent.add(name)
+        self._stats = merge(self._stats, weight_stats([weight], {name: tensor}, self._turn))
+
+    def stats(self) -> Stats:
+        """Return what was compared; nothing where the names are mostly others."""
+        if len(self._sent) < MATCHED * (len(self._sent) + self._unknown) or not self._stats:
+            return {}
+        stats = self._stats
+        for name in sorted(self._trained & self._expected.keys() - self._sent):
+            elements = float(self._expected[name].shape.numel())
+            lacks: Stats = {DIFFER: _all_of(1.0), WEIGHTS_PREFIX + layer_of(name): _all_of(elements)}
+            stats = merge(stats, lacks)
+        return stats
+
+
+def _all_of(count: float) -> Mean:
+    number = torch.tensor(count, device="cpu")
+    return Mean(number, number)
 
 
 def tensors_of(engine: Any) -> Iterable[tuple[str, Tensor]]:

@@ -562,6 +562,7 @@ ROLLOUTS: tuple[Metric, ...] = (
         same("ppo_actor/update/version_stats/sample_staleness_avg", "areal"), same("version/sample_staleness_avg"),
         proxy("ppo_actor/update/version_stats/sample_staleness_proximal_avg", "areal", aggregator="to the proximal policy")),
         panel=4, everyday=("staleness", "policy lag", "off policy steps", "staleness steps")),
+    Metric("staleness/updates", Family.ROLLOUTS, "updates", "optimizer updates between rollout and this update: versions times updates of a batch, and the updates of this batch so far", 0.0, aggregator="sequence mean"),
     Metric("staleness/max", Family.ROLLOUTS, "versions", "the same, of the oldest response", aggregator="maximum", aliases=(
         same("Max. Off-Policy Level"), same("sample/staleness_max", "trl"), same("training/off_policy/trajectory_staleness/max", "verl"), same("off_policy/max", "prime-rl"),
         same("async/staleness_max"), same("max_trajectory_policy_age", "nemo-rl"), same("ppo_actor/update/version_stats/sample_staleness_theta_max", "areal"),

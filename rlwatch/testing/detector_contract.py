@@ -48,6 +48,8 @@ TAPS_BROKEN = {
     "offpolicy/masked_neg": 40.0,
     "staleness/mean": 8.0,
     "staleness/max": 8.0,
+    "staleness/updates": 100.0,
+    "ratio/router_layer_frac": 20.0,
 }
 """Factors by which :func:`broken_run` multiplies metrics that need per-token tensors."""
 EVENT_KINDS = (

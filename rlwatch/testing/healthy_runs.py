@@ -299,7 +299,7 @@ def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
     def around(level: float, sigma: float = 0.2) -> float:
         return level * math.exp(noise.gauss(0.0, sigma))
 
-    return {
+    tapped = {
         "policy/entropy_pos": around(0.8 * row["policy/entropy"], 0.05),
         "policy/entropy_neg": around(1.3 * row["policy/entropy"], 0.05),
         "ratio/clipfrac": around(2e-3, 0.5),
@@ -330,6 +330,8 @@ def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
         "staleness/worst_mean": around(1.3, 0.1),
         "staleness/spans_mean": 1.0 + around(0.2),
     }
+    # One update to a version; a router that moves as the ratios do. Drawn from nothing, so that other draws stay.
+    return {**tapped, "staleness/updates": tapped["staleness/mean"], "ratio/router_layer_frac": 10 * tapped["ratio/m2"]}
 
 
 def layer_norms(total: float, layers: int, noise: random.Random) -> dict[str, float]:

@@ -298,3 +298,45 @@ def test_the_headline_says_the_cause_that_the_mismatch_has():
 def test_every_metric_it_reads_is_tracked():
     """Else a stored run would not give them."""
     assert GAP_METRICS <= TRACKED
+
+
+def placed(place, seed, *, size):
+    """One row whose gap is ``size`` times larger at ``place``: at control tokens, or after tokens sent elsewhere."""
+    g = torch.Generator().manual_seed(seed)
+    logp = -2 * torch.rand(16, 32, generator=g, dtype=D) - 0.05
+    ids = torch.randint(0, 20, (16, 32), generator=g)
+    moved = torch.rand(16, 32, generator=g) < 0.15
+    experts = torch.zeros(16, 32, 2, 1, dtype=torch.long)
+    elsewhere = experts + moved[..., None, None]
+    after = moved.roll(1, -1) if place == "router" else ids < 2
+    noise = torch.randn(16, 32, generator=g, dtype=D) * (1 - logp.exp())
+    batch = TokenBatch(
+        logp=logp,
+        mask=torch.ones(16, 32, dtype=torch.bool),
+        entropy=torch.rand(16, 32, generator=g, dtype=D),
+        ids=ids,
+        rollout_logp=logp + torch.where(after, size, 1.0) * 0.012 * noise,
+        experts=experts,
+        rollout_experts=elsewhere,
+        control=(0, 1),
+    )
+    settled = {name: stat.settle() for name, stat in observe(batch).items()}
+    return {name: stat.value().item() for name, stat in settled.items() if stat.count > 0}
+
+
+@pytest.mark.parametrize(
+    ("place", "truth", "words"),
+    [
+        ("template", MismatchCause.TEMPLATE, "at control tokens"),
+        ("router", MismatchCause.ROUTER, "went to other experts"),
+    ],
+)
+def test_a_gap_that_sits_at_template_tokens_or_follows_the_router_is_named_by_its_place(place, truth, words):
+    """As it is where everything is rounded: as large there as elsewhere."""
+    everywhere = [placed(place, seed, size=1.0) for seed in range(ONSET)]
+    cause = named(everywhere + [placed(place, seed, size=15.0) for seed in range(ONSET, ROWS)])
+    plain = named([placed(place, seed, size=1.0) for seed in range(ROWS)], onset=0)
+
+    assert cause.mismatch == truth
+    assert words in cause.why
+    assert plain.mismatch not in (MismatchCause.TEMPLATE, MismatchCause.ROUTER)

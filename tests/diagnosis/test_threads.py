@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from found import found, happened
 
 import rlwatch
@@ -65,6 +66,50 @@ def test_expert_parallelism_that_routes_otherwise_is_named_beside_the_dropped_re
     assert "routing_mismatch" in kinds
     assert any(row.kind == "routing_mismatch" for row in first.evidence)
     assert any(action.id == "routing-replay" for action in first.actions)
+
+
+@pytest.mark.torch
+def test_updates_that_pile_up_on_the_age_of_samples_are_named(tmp_path):
+    """miles 1697: the age is bounded by one version, and from step 33 on each batch is split into eight updates."""
+    step = 0
+    with rlwatch.Watcher(store=tmp_path / "runs", name="async") as watcher:
+        for batch in range(36):
+            watcher.rollouts(rewards=[0.0, 1.0, 0.0, 1.0], groups=4)
+            for _ in range(1 if batch < 32 else 8):
+                step += 1
+                logp = torch.full((4, 6), -0.7)
+                watcher.observe(logp=logp, mask=torch.ones(4, 6), staleness=torch.ones(4))
+                watcher.step(step, loss=0.3)
+    store = open_store(str(tmp_path / "runs"))
+    (stored,) = store.runs()
+    piled = next(one for one in store.findings(stored.run_id) if one.kind == "hidden_offpolicy")
+
+    assert 33 <= piled.onset_step <= 48
+    assert "optimizer updates" in piled.message
+
+
+@pytest.mark.torch
+def test_a_router_in_bf16_that_moves_during_the_update_is_named(tmp_path):
+    """Megatron-Bridge 5813: of logits that lie close together bf16 rounds those of both policies to other experts."""
+    g = torch.Generator().manual_seed(0)
+    router = torch.randn(4, 16, 256, generator=g) / 160  # 16 experts in 4 layers
+    with rlwatch.Watcher(store=tmp_path / "runs", name="moe") as watcher:
+        for step in range(1, 61):
+            hidden = torch.randn(8, 24, 256, generator=g)
+            moved = router + torch.randn(router.shape, generator=g) / 16_000  # what an update makes of it
+            logits = [16 + torch.einsum("btd,led->btle", hidden, weights) for weights in (router, moved)]
+            precise = torch.bfloat16 if step >= 30 else torch.float32
+            old, new = (each.to(precise).topk(2).indices for each in logits)
+            logp = torch.full((8, 24), -0.7)
+            watcher.observe(logp=logp, mask=torch.ones(8, 24), experts=new, old_experts=old)
+            watcher.rollouts(rewards=[0.0, 1.0] * 4, groups=4)
+            watcher.step(step, loss=0.3)
+    store = open_store(str(tmp_path / "runs"))
+    (stored,) = store.runs()
+    shift = next(one for one in store.findings(stored.run_id) if one.kind == "router_shift")
+
+    assert 28 <= shift.onset_step <= 34
+    assert "the router moves during the update" in shift.message
 
 
 def test_a_gap_that_begins_at_a_resume_is_tied_to_the_resume():

@@ -130,3 +130,29 @@ def test_its_metrics_are_read_where_the_trainer_generates(tmp_path, monkeypatch)
     """At ``/metrics`` of the server's address, which is what ``engines=`` is given."""
     with serving(monkeypatch, fresh_model()) as engine:
         assert Engines([f"{engine.url}/metrics"]).read() == {"engine/running": 0.0, "engine/down": 0.0}
+
+
+@pytest.mark.parametrize("adapter", [None, lora], ids=["whole policy", "adapter"])
+def test_what_is_sent_to_the_server_is_compared_with_the_policy(tmp_path, monkeypatch, adapter):
+    """From the third update on the weights of a layer are those of the second: a partial update."""
+
+    def partial(trainer, run):
+        original, kept, syncs = trainer.vllm_generation._iter_named_params, {}, [0]
+
+        def stale():
+            syncs[0] += 1
+            for name, tensor in original():
+                first = kept.setdefault(name, tensor.clone())
+                yield name, first if ".layers.1." in name and syncs[0] > 3 else tensor
+
+        trainer.vllm_generation._iter_named_params = stale
+
+    config = {"peft_config": adapter()} if adapter else {}
+    _, sound, _ = trained(tmp_path / "a", monkeypatch, **config)
+    _, run, _ = trained(tmp_path / "b", monkeypatch, before=partial, **({"peft_config": adapter()} if adapter else {}))
+    event = next(event for event in run.events if event.kind == "engine_weights")
+
+    assert [tap["mismatch/weights_differ"] for tap in sound.taps().values()] == [0.0] * 4
+    assert all(tap["mismatch/weights_compared"] == 1.0 for tap in sound.taps().values())
+    assert run.taps()[4]["mismatch/weights_differ"] > 0
+    assert event.body["layers"] == ["model.layers.1"]

@@ -302,3 +302,30 @@ def test_other_engines_tell_their_total_norm_only(policy, worker):
     assert ours["optim/grad_norm"] == pytest.approx(theirs["grad_norm"][-1], rel=1e-6)
     assert ours["ratio/mean"] > 0
     assert not [name for name in ours if name.startswith("grad_layer/")]
+
+
+def test_weights_that_a_sync_sends_are_compared_with_those_that_are_trained(policy):
+    """Of FSDP2's shards on this rank, after the cast to what is sent; a layer of the second sync is that of the first."""
+    other = tiny.make_worker(policy)
+    engine, kept = other.actor.engine, {}
+    original = engine.get_per_tensor_param
+
+    def partial(**kwargs):
+        pairs, adapter = original(**kwargs)
+        old = {name: kept.setdefault(name, tensor.clone()) for name, tensor in pairs if ".layers.1." in name}
+        return ((name, old.get(name, tensor)) for name, tensor in original(**kwargs)[0]), adapter
+
+    engine.get_per_tensor_param = partial
+    tiny.attach(other)
+    seen = []
+    for _ in range(2):
+        list(engine.get_per_tensor_param()[0])
+        seen.append(tiny.measured(other).metrics)
+        tiny.update(other, tiny.batch_of(1))
+        tiny.measured(other)
+
+    assert seen[0]["mismatch/weights_differ"] == 0.0
+    assert seen[0]["mismatch/weights_compared"] == 1.0
+    assert seen[1]["mismatch/weights_differ"] > 0.0
+    wrong = {name for name, value in seen[1].items() if name.startswith("mismatch/weights_differ/") and value > 0}
+    assert wrong == {"mismatch/weights_differ/model.layers.1"}

@@ -178,6 +178,32 @@ Refused = Mapping[str, str]
 
 
 @dataclass(slots=True)
+class UpdatePace:
+    """Counts the optimizer updates of each batch of rollouts, to turn an age in versions into one in updates."""
+
+    batch: int = 0
+    """Updates of the newest batch so far."""
+    each: int = 1
+    """Updates of the batch before."""
+
+    def sampled(self) -> None:
+        """Begin a batch; several generations before its first update are one."""
+        if self.batch:
+            self.batch, self.each = 0, self.batch
+
+    def updated(self) -> None:
+        """Count an optimizer update."""
+        self.batch += 1
+
+    def stats(self, staleness: Tensor | None) -> Stats:
+        """``staleness/updates`` of responses that are ``staleness`` (B,) versions old; nothing if that is unknown."""
+        if staleness is None:
+            return {}
+        updates = staleness * float(max(self.each, self.batch + 1)) + float(self.batch)
+        return {"staleness/updates": Mean.of(updates, torch.ones_like(staleness, dtype=torch.bool))}
+
+
+@dataclass(slots=True)
 class Collector:
     """Measurement of the loop's inputs up to ``level``; the statistics are added to ``steps.tally``.
 
@@ -198,6 +224,7 @@ class Collector:
     verifiers: VerifierMeter = field(init=False)
     canaries: list[CanaryScorer] = field(default_factory=list, init=False)
     _update: UpdateSample | None = field(default=None, init=False)
+    _pace: UpdatePace = field(default_factory=UpdatePace, init=False)
     _trail: GradientTrail = field(default_factory=GradientTrail, init=False)
     comparison: SyncComparison = field(default_factory=SyncComparison, init=False)
 
@@ -226,6 +253,7 @@ class Collector:
         self._begin()
         if not first_of_copies():
             return {}
+        self._pace.sampled()
         self.steps.seam.attempt("responses of a generation", self._loss_passes.origin.generated, inputs)
         batch = self.generation.read({name: value for name, value in inputs.items() if name not in BESIDE_TEXT})
         if batch is not None:
@@ -247,6 +275,7 @@ class Collector:
                 reader.refused["logp"], batch = NO_DATA, None
             if batch is not None:
                 self.steps.tally.add_batch(batch, full=full)
+                self.steps.tally.add_stats(self._pace.stats(batch.staleness))
         if batch is not None and self.localises:
             reader.refused.update(self._loss_passes.observed(inputs, _copied(batch)))
         return reader.refused
@@ -351,6 +380,7 @@ class Collector:
                 refused["step"] = str(wrong)
         self.steps.seam.attempt("canaries", self._score_canaries, number)
         self._rates = None
+        self._pace.updated()
         self._trail.forget()
         self._loss_passes.forget()
         self.steps.seal(number)

@@ -36,6 +36,7 @@ from rlwatch.integrations.verifiers import TAP
 from rlwatch.integrations.weight_sync import TAP as SYNC_TAP
 from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.records import JSON
+from rlwatch.tensors.mergeable import Stats
 
 NUMBERS = {
     "policy/kl_coef": "beta",
@@ -106,6 +107,7 @@ class TrlTaps(TrainerTaps):
     def _tap_sync(self) -> None:
         """Compare the weights of an engine in this process each time that the trainer has sent its own."""
         client = getattr(self.trainer, "vllm_generation", None)
+        self._tap_sending(client)
         original = getattr(client, "sync_weights", None)
         if not callable(original):
             return
@@ -118,6 +120,24 @@ class TrlTaps(TrainerTaps):
             return result
 
         client.sync_weights = Tapped(original, tapped)  # type: ignore[union-attr]
+
+    def _tap_sending(self, client: Any) -> None:
+        """Compare the weights that are sent to a server, which cannot be read, as they are sent."""
+        server = getattr(client, "vllm_client", None)
+        original = getattr(server, "update_named_params", None)
+        if not callable(original):
+            return
+
+        def tapped(metadata: Any, named_params: Any, *args: Any, **kwargs: Any) -> Any:
+            run = self._seam.run
+            if run is not None and run.measures:
+                named_params = self.comparison.sent(self.trainer.model, named_params, self._seam, self._add_sent)
+            return original(metadata, named_params, *args, **kwargs)
+
+        server.update_named_params = Tapped(original, tapped)  # type: ignore[union-attr]
+
+    def _add_sent(self, stats: Stats) -> None:
+        self.tally.add_stats(stats)
 
     def _compare_weights(self, client: object) -> None:
         """Compare right after the sync, when an engine with a sleep mode is awake and its memory can be read."""

@@ -27,6 +27,8 @@ from rlwatch.integrations.trainer_settings import rates
 from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
 from rlwatch.integrations.verl.compat import STEPS
 from rlwatch.integrations.verl.localise import RankLocalising
+from rlwatch.integrations.weight_sync import TAP as SYNC_TAP
+from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.tensors.entropy import Pairs
 from rlwatch.tensors.gradnorm import GradNorms, Marked
 from rlwatch.tensors.histogram import observe_distributions
@@ -44,6 +46,9 @@ UNCOLLECTED = 2**24
 """Number of tokens whose statistics are kept for a driver that does not collect them; then they are dropped."""
 
 Loss = Callable[..., Any]
+
+SENDS = "get_per_tensor_param"
+"""Method of an engine that returns the pairs of name and whole tensor that a weight sync sends, and the adapter."""
 
 
 class WorkerTaps:
@@ -96,6 +101,7 @@ class WorkerTaps:
         """Number of tokens whose statistics wait to be collected."""
         self.uncollected = UNCOLLECTED
         self._before = False
+        self._comparison = SyncComparison()
 
     def attach(self) -> None:
         """Install the wrappers on the parts that this verl has, as far as the level needs them."""
@@ -108,6 +114,8 @@ class WorkerTaps:
         reads = self._level.includes(Level.GRADIENTS) or self._localising is not None
         if reads and lacking(self._actor.engine, STEPS) is None:
             self._wrap_optimizer_step()
+        if callable(getattr(self._actor.engine, SENDS, None)):
+            self._wrap_sending()
 
     def take(self, *, before: bool = False) -> StepTally:
         """Return the measurements since the last call.
@@ -209,6 +217,31 @@ class WorkerTaps:
             return total
 
         engine.optimizer_step = tapped
+
+    def _wrap_sending(self) -> None:
+        """Compare the weights that the engine hands to a weight sync with those it trains, as they are sent.
+
+        Of a whole sync only: adapters that are sent by themselves are not compared.
+        """
+        engine = self._actor.engine
+        original = getattr(engine, SENDS)
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            sent = self.seam.attempt(SYNC_TAP, self._sent, engine, result)
+            return result if sent is None else sent
+
+        setattr(engine, SENDS, tapped)
+
+    def _sent(self, engine: Any, result: Any) -> Any:
+        pairs, adapter = result
+        if adapter is not None:
+            return None
+        return self._comparison.sent(engine.module, pairs, self.seam, self._add_sent), adapter
+
+    def _add_sent(self, stats: Stats) -> None:
+        self.tally.add_stats(stats)
 
     def _read_rates(self, engine: Any) -> None:
         """Read the learning rates of this step; verl logs those of its scheduler after the scheduler's step."""
