@@ -284,6 +284,7 @@ def replay(
         detectors=detectors,
         forecaster=forecaster,
         history=lambda attempt, before: branch(records, attempt, before),
+        explains=False,
     )
     outcomes = list(monitor.observing_all(_arriving(progress(records) if progress else records, events)))
     outcome = joined([*outcomes, monitor.close()])

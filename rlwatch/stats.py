@@ -326,6 +326,17 @@ class Window(Stateful):
             steps.popleft()
             values.popleft()
 
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Add finite rows of ascending steps; the state is that of one :meth:`update` after the other."""
+        self.update(steps[0], values[0])
+        self._steps.extend(steps[1:])
+        self._values.extend(values[1:])
+        before = steps[-1] - self.steps
+        while self._steps[0] <= before and len(self._steps) > self.least:
+            self._steps.popleft()
+            self._values.popleft()
+        self._median = None
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
         super().load_state_dict(state)
@@ -377,6 +388,11 @@ class Window(Stateful):
     def most(self) -> float:
         """Highest value in the window; -inf when the window is empty."""
         return max(self._values, default=-math.inf)
+
+    @property
+    def lowest(self) -> float:
+        """The lowest row; inf when empty."""
+        return min(self._values, default=math.inf)
 
     @property
     def last(self) -> int | None:
@@ -435,6 +451,11 @@ class Ranked(Window):
             del ordered[bisect_left(ordered, values[0])]
             steps.popleft()
             values.popleft()
+
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Add finite rows of ascending steps; the state is that of one :meth:`update` after the other."""
+        super().extend(steps, values)
+        self._ordered = None
 
     def quantile(self, share: float) -> float:
         """Return the value below which the fraction ``share`` (0..1) of the rows lies, interpolated; needs at least one
@@ -669,6 +690,15 @@ class Hold(Stateful):
         self.rows += 1
         self._covered += covered
         self._misses = 0
+
+    def miss(self, steps: Sequence[int]) -> None:
+        """Take rows of ascending steps without the condition; the state is that of one :meth:`update` for each."""
+        self.update(steps[0], condition=False)
+        if len(steps) > 1:
+            self._misses += len(steps) - 1
+            self._gap, self._last = steps[-1] - steps[-2], steps[-1]
+            if self.since is not None and self._misses > self.forgive:
+                self._forget()
 
     def get(self) -> int:
         """Return the number of steps since the condition began to hold; 0 if it does not hold."""

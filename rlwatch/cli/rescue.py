@@ -50,7 +50,11 @@ def rehearse(
     with opened(store) as source:
         info = find_run(source, run)
         monitor = Monitor(
-            run_id=info.run_id, source=info.source, rules=loaded.policy.rules, forecaster=forecaster_for(wanted=False)
+            run_id=info.run_id,
+            source=info.source,
+            rules=loaded.policy.rules,
+            forecaster=forecaster_for(wanted=False),
+            explains=False,
         )
         found = rehearse_rescue(_items(source, info), monitor, policy, every=every)
     if output is OutputFormat.JSON:

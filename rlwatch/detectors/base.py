@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from rlwatch.catalogue import ROOM, reported_by
+from rlwatch.detectors.stretch import SHORTEST, Stretch
 from rlwatch.error_boundary import Contained, described, log_message
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
@@ -37,6 +38,8 @@ class BaseDetector(ABC):
     """Names of attributes that :meth:`listen` alone feeds, with every row; the detectors of a run share these
     objects.
     """
+    follows: ClassVar[bool] = False
+    """True if :meth:`listen` must be called for rows that :meth:`pass_over` has taken."""
     families: ClassVar[tuple[str, ...]] = ()
     """Prefixes of metric names: in a row without any such metric, an overridden :meth:`measured` returns False."""
 
@@ -50,6 +53,10 @@ class BaseDetector(ABC):
         self._held: list[Finding] = []
         self._blank_rows = 0
         self._taken: ClosedStep | None = None
+        self._taken_ahead = False
+        """True during rows that :meth:`pass_over` has taken."""
+        self._rows_left = 0
+        """Rows to come of which :meth:`judge` has a part to do, because :meth:`pass_over` did the rest."""
 
     def share(self, common: Mapping[type, Any]) -> None:
         """Replace each attribute named in :attr:`shares` by the object of its type in ``common``; call it before any
@@ -64,7 +71,7 @@ class BaseDetector(ABC):
         nothing.
         """
         if step is not self._taken:
-            self.take(step, listening=True, measured=self.measured)
+            self.take(step, listening=True, measured=not self._taken_ahead and self.measured)
         return list(self._held)
 
     def take(
@@ -76,7 +83,7 @@ class BaseDetector(ABC):
         ``listening``: True if the row has metrics for :meth:`listen`. ``measured``: True if it has a metric in
         ``reads``, or the function that decides it.
         """
-        if step is self._taken:
+        if step is self._taken or (self._taken_ahead and not self.follows):
             return self._held
         self._taken = step
         if listening:
@@ -95,6 +102,16 @@ class BaseDetector(ABC):
         """Return no findings: only the detector of non-finite values judges records before their step closes."""
         return []
 
+    def pass_over(self, rows: Stretch) -> bool:  # noqa: ARG002  (most cannot)
+        """Take all rows at once if certainly none has a finding; otherwise change nothing and return False.
+
+        Called while no finding holds, for rows with a reading. The state afterwards must be that of :meth:`judge`, and
+        of :meth:`listen` unless :attr:`follows`, on one row after the other. The reward and whatever else is shared is
+        that before the rows. A detector may also do a part of the work, set ``_rows_left`` to the number of rows, and
+        return False: its :meth:`judge` then does the rest row by row.
+        """
+        return False
+
     def notice(self, event: Event) -> None:  # noqa: B027  (most have nothing to learn)
         """Ignore the event; a detector that learns from events, such as a resume, overrides this."""
 
@@ -104,6 +121,10 @@ class BaseDetector(ABC):
         """
         for name in self.shares:
             getattr(self, name).update(step)
+
+    def rests(self, reads: bool) -> bool:
+        """Return whether it certainly has no finding at the next row; ``reads``: whether it reads a metric of it."""
+        return not self._held and (self._taken_ahead or not reads)
 
     def measured(self, step: ClosedStep) -> bool:
         """Return True if the row has a finite value of one of the metrics in ``reads``, so that it can be judged."""
@@ -176,6 +197,12 @@ class DetectorSet:
         self.broken: dict[str, str] = {}
         self._known: tuple[dict[str, tuple[str, ...]], tuple[_Way, ...]] | None = None
         """Beginning of the newest row, and the ways for it: the next row mostly has the same names."""
+        self._asleep: list[BaseDetector] = []
+        """Detectors that have taken the rows up to"""
+        self._until: ClosedStep | None = None
+        """this one, inclusive."""
+        self._awake: list[tuple[Detector, _Way]] = []
+        """The other detectors, with their ways for these rows."""
         own = [detector for detector in self._detectors if isinstance(detector, BaseDetector)]
         self._common = list({id(part): part for one in own for part in map(one.__getattribute__, one.shares)}.values())
 
@@ -187,10 +214,44 @@ class DetectorSet:
         for part in self._common:
             part.update(step)
         found: list[Finding] = []
-        each = zip(self._detectors, self._ways(step), strict=True)
+        each = zip(self._detectors, self._ways(step), strict=True) if self._until is None else iter(self._awake)
         while not self._given(each, step, found):
             pass
+        if step is self._until:
+            self._wake()
         return found
+
+    def ahead(self, steps: Sequence[ClosedStep]) -> None:
+        """Let each detector take a stretch at once if it can; its rows must be given to :meth:`update` next, in order.
+
+        ``steps``: one of :func:`~rlwatch.detectors.stretch.stretches`.
+        """
+        self._wake()
+        if len(steps) < SHORTEST or steps[0].numbers is not steps[0].metrics:
+            return
+        rows, ways = Stretch(steps), list(zip(self._detectors, self._ways(steps[0]), strict=True))
+        for detector, way in ways:
+            if way is not _Way.NOTHING and way is not _Way.LISTEN and isinstance(detector, BaseDetector):
+                with Contained(partial(self._leave_out, detector, steps[0])):
+                    self._put_to_sleep(detector, rows)
+        asleep, self._until = set(map(id, self._asleep)), steps[-1]
+        self._awake = [
+            (detector, _Way.LISTEN if id(detector) in asleep else way)
+            for detector, way in ways
+            if (id(detector) not in asleep or detector.follows)  # type: ignore[attr-defined]
+            and detector.name not in self.broken
+            and not (way is _Way.NOTHING and not detector._held)  # type: ignore[attr-defined]  # noqa: SLF001
+        ]
+
+    def _put_to_sleep(self, detector: BaseDetector, rows: Stretch) -> None:
+        if not detector._held and detector.pass_over(rows):  # noqa: SLF001
+            detector._taken_ahead = True  # noqa: SLF001
+            self._asleep.append(detector)
+
+    def _wake(self) -> None:
+        for detector in self._asleep:
+            detector._taken_ahead, detector._taken, detector._blank_rows = False, self._until, 0  # noqa: SLF001
+        self._asleep, self._until, self._awake = [], None, []
 
     def _ways(self, step: ClosedStep) -> tuple[_Way, ...]:
         if step.numbers is not step.metrics:
@@ -236,6 +297,12 @@ def _ways(types: tuple[type, ...], numbers: tuple[str, ...], names: tuple[str, .
     """Return the way of each detector for a row with these names, cached: rows of a run mostly have the same names."""
     there, finite_there = set(names), set(numbers)
     return tuple(_way(detector, finite_there, there) for detector in types)
+
+
+def reading(detectors: tuple[Detector, ...], step: ClosedStep) -> tuple[Detector, ...]:
+    """Return the detectors that read a metric of this row."""
+    ways = _ways(tuple(map(type, detectors)), tuple(step.numbers), tuple(step.metrics))
+    return tuple(detector for detector, way in zip(detectors, ways, strict=True) if way is not _Way.NOTHING)
 
 
 def _way(detector: type, numbers: set[str], names: set[str]) -> _Way:

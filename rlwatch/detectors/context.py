@@ -29,6 +29,8 @@ VISIBLE = 0.1
 """Share of the reward's own range; smaller changes are ignored."""
 TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
 """Share of its range, and number of rows within which the reward gains it, when a run discovers what is rewarded."""
+NEARLY = 0.99
+"""Part of a limit below which rounding cannot matter."""
 NOTHING = 1e-7
 """Gradient norm that counts as zero."""
 LUCK = 1.5
@@ -465,6 +467,15 @@ class Change:
         self._now.update(step, value)
         self._recent.update(step, value)
 
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take finite values at ascending steps, once the start is known."""
+        self._now.extend(steps, values)
+        self._recent.extend(steps, values)
+
+    def span(self, values: Sequence[float]) -> tuple[float, float]:
+        """Return the range in which the level stays while these come."""
+        return min(*values, self._now.lowest), max(*values, self._now.most)
+
     @property
     def now(self) -> float | None:
         """Median of the last rows; None with too few."""
@@ -633,6 +644,13 @@ class RunContext:
     def grad(self) -> float | None:
         """Median gradient norm of the last rows; None if unknown."""
         return self._grad.get()
+
+    def teaches(self, gradient: float, share: float) -> bool:
+        """Return whether fewer than ``share`` samples are silent and gradients are above 0, in each of the last rows.
+
+        ``gradient``: the smallest of the next rows.
+        """
+        return self._silent.most < NEARLY * share and min(gradient, self._grad.lowest) > NOTHING
 
     @property
     def grad_ratio(self) -> float | None:

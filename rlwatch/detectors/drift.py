@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import FULL, RewardWatch, noise_of
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median
@@ -37,6 +38,8 @@ FINE = 4
 PAID = 1.5
 """Deviations of one row by which the reward must exceed its start to count as a gain."""
 TINY = 1e-8
+NEARLY = 1.0 - 1e-9
+"""Part of a limit below which rounding cannot matter."""
 
 
 def _log(value: float) -> float:
@@ -101,6 +104,17 @@ class DriftCourse:
             return
         self._out.update(step, self._rows[-1] - self._began >= sign.far / 2.0)
 
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take rows of ascending steps, none of which is half of the way out."""
+        self._rows.extend([self.sign.scale(abs(value)) for value in values[-NOISE_ROWS:]])
+        self._out.miss(steps)
+
+    def may_pass(self, values: Sequence[float]) -> bool:
+        """Return whether no row of these is half of the way out."""
+        if self.start is None or self._out.rows:
+            return False
+        return self.sign.scale(max(map(abs, values))) - self._began < NEARLY * self.sign.far / 2.0
+
     @property
     def _began(self) -> float:
         return self.sign.scale(max(self.start or 0.0, self.sign.floor))
@@ -157,8 +171,28 @@ class SlowDrift(BaseDetector):
         self._last: int | None = None
         self._rows = 0
 
+    def pass_over(self, rows: Stretch) -> bool:
+        """Follow all metrics at once if none is half of the way out; whether the reward has gained, row by row."""
+        there = [(course, rows.column(name)) for name, course in self._courses.items() if name in rows.metrics]
+        absent = any(course.since is not None for name, course in self._courses.items() if name not in rows.metrics)
+        if absent or self._start is None or self._last is None or self._last >= rows.steps[0]:
+            return False
+        if not all(course.may_pass(values) for course, values in there):
+            return False
+        for course, values in there:
+            course.extend(rows.steps, values)
+        for hold in (self._drifts, self._lasts):
+            hold.miss(rows.steps)
+        self._rows_left = len(rows.steps)
+        self._rows, self._last = self._rows + self._rows_left, rows.steps[-1]
+        return False
+
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge all metrics of a row together and return the drift, if there is one."""
+        if self._rows_left:
+            self._rows_left -= 1
+            self._unpaid.update(step.step, not self._paid)
+            return []
         self._start = step.step if self._start is None else min(self._start, step.step)
         gap = 1 if self._last is None else step.step - self._last
         self._rows, self._last = self._rows + 1, step.step
@@ -195,7 +229,7 @@ class SlowDrift(BaseDetector):
         reward = self._reward
         if reward.now is None or reward.start is None:
             return False
-        return reward.now > reward.start + PAID * reward.noise
+        return reward.now > reward.start and reward.now > reward.start + PAID * reward.noise  # noise is expensive
 
     def _onset(self, far: Sequence[DriftCourse]) -> int | None:
         """Return when two families were half of the way out, no earlier than the reward was last above its start.

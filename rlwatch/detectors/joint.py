@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, rounded
 from rlwatch.detectors.context import HELD_ROWS, LUCKY, NORMAL_80, AnswerCount, chance_of_low, uneven_noise_of
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median, ordered_quantile, quantile
@@ -214,6 +215,14 @@ class Earlier:
         return usual, max(ordered_quantile(ordered, 0.95) - usual, 0.0) / NORMAL_95, ordered[-1]
 
 
+SPAN, KEPT = 48, 80
+"""Rows of the reference window and the last ones; and earlier deviations that are stored."""
+ASIDE = SPAN + KEPT + DELAY
+"""Rows on which the state of an indicator depends that has long been no evidence."""
+NEARLY = 1.0 - 1e-9
+"""Part of a limit below which rounding cannot matter."""
+
+
 class Watch:
     """Evidence that one indicator gives over the rows of a run."""
 
@@ -223,9 +232,9 @@ class Watch:
         self._half = indicator.effect / 2.0
         self.known = False
         """True once the metric was measured."""
-        self._rows: deque[tuple[int, float, float]] = deque(maxlen=48)
+        self._rows: deque[tuple[int, float, float]] = deque(maxlen=SPAN)
         self._ordered: list[float] = []
-        self._earlier = Earlier(80)
+        self._earlier = Earlier(KEPT)
         self._beyond = Hold(forgive=1)
         self._spike = 0.0
         self._blank = 0
@@ -239,6 +248,10 @@ class Watch:
         """True at a level that is sufficient evidence by itself."""
         self.beyond = False
         """True if the last measured row is beyond half the effect."""
+        self.passed = False
+        """True if it has taken the rows of the present stretch."""
+        self._aside: deque[tuple[int, float, float]] = deque(maxlen=ASIDE)
+        """Rows that are no evidence, not processed yet."""
 
     def update(self, step: int, value: float | None, fade: float, error: float) -> None:
         """Read the indicator's ``value`` in the next row, which is at ``step``; None if it was not measured.
@@ -246,19 +259,62 @@ class Watch:
         ``fade``: factor on evidence that is not renewed. ``error``: standard error of a share of the answers; 0 if
         unknown.
         """
-        if self.weight or self._spike:
-            self._spike *= fade
-            self.weight *= fade
-            self.alone = False
+        if self.fades:
+            self.fade(fade)
         if value is None:
             self._blank += 1
             if self._blank > LAST + 1:
                 self.weight = 0.0
             return
         self._blank, self.known = 0, True
+        if self._aside:
+            self._catch_up()
         self._add(step, self._sign * self.indicator.scale(value), value)
         if len(self._rows) >= FEWEST_ROWS + LAST:
             self._judge(error)
+
+    @property
+    def fades(self) -> bool:
+        """Return whether there is evidence of earlier rows."""
+        return bool(self.weight or self._spike)
+
+    def fade(self, factor: float) -> None:
+        """Reduce the evidence of earlier rows."""
+        self._spike *= factor
+        self.weight *= factor
+        self.alone = False
+
+    def pass_over(self, steps: Sequence[int], values: Sequence[float]) -> bool:
+        """Take rows of ascending steps if none can be beyond half the effect; they are processed when one may be.
+
+        Evidence of earlier rows does not fade by this.
+        """
+        if len(self._rows) < FEWEST_ROWS + LAST:
+            return False
+        newest = [*self._rows, *self._aside][-SPAN:]
+        moved = [self._sign * self.indicator.scale(value) for value in values]
+        # The reference level is no lower than the lowest row.
+        lowest = min(*moved, *(x for _, x, _ in newest))
+        if steps[0] <= newest[-1][0] or max(moved) - lowest >= NEARLY * self._half:
+            return False
+        self._aside.extend(zip(steps, moved, values, strict=True))
+        self._beyond.miss(steps)
+        self.beyond, self._blank = False, 0
+        return True
+
+    def _catch_up(self) -> None:
+        """Process the rows that are no evidence; of very many, those on which the state depends."""
+        rows, first = list(self._aside), 0
+        self._aside.clear()
+        if len(rows) == ASIDE:
+            self._rows.clear()
+            self._ordered.clear()
+            self._earlier, first = Earlier(KEPT), SPAN - 1
+        for i, row in enumerate(rows):
+            self._add(*row)
+            if i >= first:
+                level = ordered_quantile(self._ordered, 0.5)
+                self._earlier.take(min(row[1], self._rows[-2][1]) - level, far=False, accepted=ACCEPTED_ROWS)
 
     def _add(self, step: int, x: float, value: float) -> None:
         rows, ordered = self._rows, self._ordered
@@ -322,12 +378,14 @@ class Watch:
     @property
     def newest(self) -> float | None:
         """Last value of the watched metric, in the metric's own unit; None if there is none."""
+        self._catch_up()
         return self._rows[-1][2] if self._rows else None
 
     def returned(self, half: float) -> bool:
         """Return True if the last rows are back below ``half``, a level on the indicator's scale, or are no longer
         measured.
         """
+        self._catch_up()
         return (
             not self._rows
             or self._blank > LAST + 1
@@ -558,6 +616,8 @@ class JointEvidence(BaseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._watches = [Watch(indicator) for indicator in INDICATORS]
+        self._awake = self._watches
+        """Those that the next row concerns: the others have taken it, or their metric is not logged."""
         self._reward = RewardFall()
         self._last: int | None = None
         self._before = 0.0
@@ -575,6 +635,21 @@ class JointEvidence(BaseDetector):
         of one prompt and the reward has not fallen.
         """
 
+    def pass_over(self, rows: Stretch) -> bool:
+        """Let indicators take the rows; the reward must be judged row by row."""
+        self._rows_left, self._awake = len(rows.steps), []
+        for watch in self._watches:
+            there = watch.metric in rows.metrics
+            watch.passed = there and watch.pass_over(rows.steps, rows.column(watch.metric))
+            if watch.fades if watch.passed else there or watch.known:
+                self._awake.append(watch)
+        return False
+
+    def _wake(self) -> None:
+        self._awake = self._watches
+        for watch in self._watches:
+            watch.passed = False
+
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge all indicators of a row together and return the collapse while its alarm is raised."""
         self._gap = 1 if self._last is None else max(step.step - self._last, 1)
@@ -583,7 +658,14 @@ class JointEvidence(BaseDetector):
         self._reward.update(step.step, numbers.get("reward/mean"))
         fade, error = 0.5 ** min(max(self._gap / HALF_LIFE, 0.2), 1.0), self._reward.error
         self._alone = False
-        for watch in self._watches:
+        if self._rows_left:
+            self._rows_left -= 1
+        elif self._awake is not self._watches:
+            self._wake()
+        for watch in self._awake:
+            if watch.passed:
+                watch.fade(fade)
+                continue
             value = numbers.get(watch.metric)
             if value is not None or watch.known:
                 watch.update(step.step, value, fade, error)
@@ -606,7 +688,7 @@ class JointEvidence(BaseDetector):
     def _families(self) -> dict[str, Watch]:
         """Return the strongest indicator with evidence in each family."""
         best: dict[str, Watch] = {}
-        for watch in self._watches:
+        for watch in self._awake:
             if watch.weight > 0.0:
                 rival = best.get(watch.indicator.family)
                 if rival is None or watch.weight > rival.weight:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rlwatch.detectors.base import CARRY_ROWS, BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -123,6 +124,16 @@ class Rise:
         calm = base.done and self._row.since is None and self.out.since is None and now.most < threshold < math.inf
         self._calm_below = threshold if calm else -math.inf
 
+    def calm(self, steps: Sequence[int], values: Sequence[float]) -> bool:
+        """Return whether :meth:`update` would only buffer all of these rows of ascending steps."""
+        return steps[0] > self._last and max(map(self.limit.scale, values)) < self._calm_below
+
+    def buffer(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take rows that are calm."""
+        newest = list(zip(steps[-ASIDE:], values[-ASIDE:], strict=True))
+        self._aside.extend((step, value, self.limit.scale(value)) for step, value in newest)
+        self._last, self._blank = steps[-1], 0
+
     def _see(self, step: int, value: float, risen: float) -> None:
         """Add a row to the windows."""
         if self._raw is self._now and math.copysign(1.0, value) < 0.0:
@@ -211,9 +222,13 @@ class RiseDetector(BaseDetector):
             cls.reads = vars(cls).get("reads", metrics)
             cls.requires = vars(cls).get("requires", tuple((name,) for name in metrics))
         cls._plain = cls.read is RiseDetector.read
+        own = (cls.read, cls.judge, cls.listen, cls.floor)
+        cls._by_columns = own == (RiseDetector.read, RiseDetector.judge, BaseDetector.listen, RiseDetector.floor)
 
     shares: ClassVar[tuple[str, ...]] = ("_reward",)
     _plain: ClassVar[bool] = True
+    _by_columns: ClassVar[bool] = True
+    """True if a row is judged by nothing but its values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,6 +249,20 @@ class RiseDetector(BaseDetector):
                 rise.update(at, value, self.floor(limit))
         risen = [rise for rise in self._rises if rise.out.since is not None and rise.lasted]
         return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if all metrics are below their limits; subclasses with a :meth:`judge` of their own cannot."""
+        return self._by_columns and self.buffered(rows.steps, [rows.column(limit.metric) for limit in self.limits])
+
+    def buffered(self, steps: Sequence[int], columns: Sequence[Sequence[float]]) -> bool:
+        """Take rows if all are calm: the values of each limit's metric, none where it is missing."""
+        for rise, values in zip(self._rises, columns, strict=True):
+            if max(values) > rise.limit.most or not rise.calm(steps, values) if values else rise.known:
+                return False
+        for rise, values in zip(self._rises, columns, strict=True):
+            if values:
+                rise.buffer(steps, values)
+        return True
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
         """Return the value in the row ``step`` of the metric that ``limit`` is for; None if there is no usable one."""

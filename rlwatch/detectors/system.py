@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import truediv
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import MOST, Rise, RiseDetector, RiseLimit, inverse
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import SHED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold
 from rlwatch.wording import number
@@ -45,6 +48,14 @@ class ThroughputDrop(RiseDetector):
             return finite(step, limit.metric) or None
         seconds, tokens = finite(step, "time/step"), finite(step, "len/mean")
         return seconds / tokens if seconds and tokens and tokens >= 1.0 else None
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if all three are below their limits."""
+        rates, seconds, tokens = map(rows.column, ("time/throughput", "time/step", "len/mean"))
+        if not (all(rates) and all(seconds)) or (tokens and min(tokens) < 1.0):
+            return False
+        per_token = list(map(truediv, seconds, tokens)) if seconds and tokens else []
+        return self.buffered(rows.steps, [rates, seconds, per_token])
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge tokens per second first, as they do not depend on lengths, then seconds per step."""
@@ -169,6 +180,21 @@ class StalledSteps(BaseDetector):
             )
         ]
 
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if the counter goes on and no step takes long."""
+        before, usual = self._before, self._usual.get()
+        if before is None or before.attempt != rows.rows[0].attempt or before.step >= rows.steps[0]:
+            return False
+        own, times = rows.column("time/step"), pairwise((before, *rows.rows))
+        seconds = [own[i] if own and own[i] else _between(*pair) for i, pair in enumerate(times)]
+        timed = [(step, each) for step, each in zip(rows.steps, seconds, strict=True) if each and each > 0.0]
+        if timed and (usual is None or not self._usual.done or max(each for _, each in timed) > SLOW * usual):
+            return False
+        if timed:
+            self._slow.miss([step for step, _ in timed])
+        self._before, self._repeats = rows.rows[-1], 0
+        return True
+
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the step counter of the row, then the seconds per step."""
         before, self._before = self._before, step
@@ -289,6 +315,20 @@ class MetricVanished(BaseDetector):
     def measured(self, step: ClosedStep) -> bool:
         """Return True if the row has metrics other than rlwatch's own."""
         return any(not name.startswith(OWN) for name in step.metrics)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if they hold every metric that is followed, and no other of the run."""
+        strangers = rows.metrics - self._presence.keys()
+        if self._attempt != rows.rows[0].attempt or len(rows.metrics) - len(strangers) < max(len(self._presence), 1):
+            return False
+        if not all(name.startswith(OWN) for name in strangers):
+            return False
+        before, self._row = self._row, self._row + len(rows.steps)
+        for known in self._presence.values():
+            known.gap = max(known.gap, min(before + 1 - known.last, PATIENCE))
+            known.rows += len(rows.steps)
+            known.last, known.step = self._row, rows.steps[-1]
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Record the metrics of the row and return a finding for those that are missing."""

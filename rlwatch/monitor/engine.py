@@ -70,6 +70,8 @@ class Monitor:
         Returns a new forecaster; called at each new attempt; the shipped one if None.
     history
         Returns the rows and events that an attempt continues; without it, an attempt begins without state.
+    explains
+        Whether :meth:`diagnosis` will be called: following the run's settings costs a tenth of the judging.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Monitor:
         rules: Sequence[Rule] | None = None,
         forecaster: Callable[[], Forecasts] | None = None,
         history: History | None = None,
+        explains: bool = True,
     ) -> None:
         self.run_id = run_id
         self.source = source
@@ -90,6 +93,7 @@ class Monitor:
         self._make_forecaster = forecaster or forecaster_for(wanted=True)
         self.rules = tuple(default_rules() if rules is None else rules)
         self._history = history
+        self._explains = explains
         self._attempt: int | None = None
         self._early: list[Event] = []
         self._reader = RowReader(source)
@@ -99,7 +103,8 @@ class Monitor:
 
     def _reset(self) -> None:
         forecasting = Forecasting(self._make_forecaster, self._forecast_failed)
-        self._judge = StepJudge(DetectorSet(self._make()), forecasting, AlertEngine(self.run_id, self.rules))
+        alerts = AlertEngine(self.run_id, self.rules)
+        self._judge = StepJudge(DetectorSet(self._make()), forecasting, alerts, explains=self._explains)
         self._gathering = Gathering(self._gathering.late)
         self._undone: Undone | None = None
 
@@ -208,7 +213,10 @@ class Monitor:
         return joined(map(self._judge.judge, self._gathering.close(self._reader)))
 
     def diagnosis(self) -> Diagnosis:
-        """Return the likely causes of the findings so far, on the present branch of the run."""
+        """Return the most likely cause of the findings so far on this branch of the run.
+
+        Raises ``ConfigError`` if the monitor was made with ``explains=False``.
+        """
         return self._judge.lookback.diagnosis(self.source)
 
     def not_run(self) -> list[NotRun]:

@@ -10,18 +10,21 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import groupby
+from typing import NamedTuple, cast
 
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.control.policy import ROWS_AFTER, ROWS_KEPT
 from rlwatch.detectors.base import DetectorSet, NotRun, not_run
 from rlwatch.detectors.context import noise_of
+from rlwatch.detectors.stretch import stretches
 from rlwatch.diagnosis import Diagnosis, KnobTracker, diagnose, row_steps
+from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecast
 from rlwatch.metrics import Family
 from rlwatch.monitor.episodes import Episodes
 from rlwatch.monitor.forecasting import NAME, Forecasting
-from rlwatch.records import LOCALISED, ClosedStep, Event, Finding, ForecastRecord, JudgedRow
+from rlwatch.records import LOCALISED, ClosedStep, Event, Finding, ForecastRecord, JudgedRow, Severity
 from rlwatch.state import SERIOUS, End, Ending, verdict_of
 from rlwatch.stats import median
 from rlwatch.wording import number
@@ -78,15 +81,19 @@ class StepJudge:
     ----------
     detectors, forecasting, alerts
         Fresh instances: all of them keep state.
+    explains
+        Whether a diagnosis will be requested.
     """
 
-    def __init__(self, detectors: DetectorSet, forecasting: Forecasting, alerts: AlertEngine) -> None:
+    def __init__(
+        self, detectors: DetectorSet, forecasting: Forecasting, alerts: AlertEngine, *, explains: bool = True
+    ) -> None:
         self.detectors = detectors
         self.forecasting = forecasting
         self.alerts = alerts
         self.episodes = Episodes()
         self.soundness = Soundness()
-        self.lookback = Lookback()
+        self.lookback = Lookback(explains=explains)
         self.holding: tuple[Finding, ...] = ()
         """The findings that hold now."""
         self._localised = LocalisedSteps()
@@ -96,9 +103,14 @@ class StepJudge:
         return self._step(view) if isinstance(view, ClosedStep) else self._arrival(*view)
 
     def each_of(self, views: list[ClosedStep | Arrived]) -> Iterator[MonitorOutcome]:
-        """Judge ``views`` and yield the outcomes; their forecasts are computed in one batch. The list is emptied."""
+        """Judge ``views`` and empty the list: their forecasts, and rows without findings, are computed in batches."""
         self.forecasting.ahead([view for view in views if isinstance(view, ClosedStep)])
-        yield from map(self.judge, views)
+        for closed, group in groupby(views, lambda view: isinstance(view, ClosedStep)):
+            for stretch in stretches(cast("list[ClosedStep]", list(group))) if closed else ():
+                self.detectors.ahead(stretch)
+                yield from map(self._step, stretch)
+            if not closed:
+                yield from map(self.judge, group)
         views.clear()
 
     def notice(self, event: Event) -> None:
@@ -163,25 +175,38 @@ class StepJudge:
 
 
 class Lookback:
-    """Newest findings, events and steps of a run, and changes of its settings: the evidence for a diagnosis."""
+    """Newest findings, events and steps of a run, and its settings: evidence of a diagnosis.
 
-    def __init__(self) -> None:
+    ``explains``: whether a diagnosis will be requested; otherwise settings are not followed.
+    """
+
+    def __init__(self, *, explains: bool = True) -> None:
         self.findings: deque[Finding] = deque(maxlen=REMEMBERED)
         """Published findings."""
         self.events: deque[Event] = deque(maxlen=REMEMBERED)
         self.measured: set[str] = set()
         """Names of all metrics so far."""
         self._steps: deque[int] = deque(maxlen=REMEMBERED)
-        self._knobs = KnobTracker()
+        self._knobs = KnobTracker() if explains else None
+        self._names: dict[str, tuple[str, ...]] | None = None
+        """Beginning of the newest row: the next row mostly has the same names."""
 
     def add(self, step: ClosedStep) -> None:
         """Take the next closed step."""
-        self.measured.update(step.metrics)
+        if self._names is not step.beginning:
+            self._names = step.beginning
+            self.measured.update(step.metrics)
         self._steps.append(step.step)
-        self._knobs.update(step.step, step.metrics)
+        if self._knobs is not None:
+            self._knobs.update(step.step, step.metrics)
 
     def diagnosis(self, source: str) -> Diagnosis:
-        """Return the likely causes of the findings so far; ``source`` is the trainer."""
+        """Return the most likely cause of the findings so far; ``source`` is the trainer.
+
+        Raises ``ConfigError`` if none was to be requested.
+        """
+        if self._knobs is None:
+            raise ConfigError("this monitor was made with explains=False; make one with explains=True for a diagnosis")
         return diagnose(
             self.findings,
             events=self.events,
@@ -275,7 +300,9 @@ class Soundness:
             self._exploration(step),
             self._engine(step),
         ]  # each keeps state: all must run
-        verdict = verdict_of(holding, {}, ending=Ending(End.GOES_ON)) if holding else None
+        # Without a critical finding no state is serious, whatever else holds.
+        critical = any(finding.severity is Severity.CRITICAL for finding in holding)
+        verdict = verdict_of(holding, {}, ending=Ending(End.GOES_ON)) if critical else None
         if verdict is not None and verdict.state in SERIOUS:
             return verdict.brief
         return next(filter(None, reasons), "")

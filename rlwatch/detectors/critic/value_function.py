@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import RiseDetector, RiseLimit, odds
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -163,6 +165,24 @@ class ValueDrift(RiseDetector):
         super().listen(step)
         known = [abs(value) for name in ("reward/mean", "reward/std") if (value := finite(step, name)) is not None]
         self._size = max(self._size, *known, 0.0) if known else self._size
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if both distances are below their limits."""
+        values, returns, reward = map(rows.column, (VALUES, RETURNS, "reward/mean"))
+        sizes = list(map(abs, reward))
+        if spread := rows.column("reward/std"):
+            sizes = list(map(max, map(abs, spread), sizes or [0.0] * len(spread)))
+        sizes = list(accumulate(sizes, max, initial=self._size))[1:] or [self._size] * len(rows.steps)
+        if sizes[0] <= 0.0:
+            return False
+        columns = [
+            [abs(value - other) / size for value, other, size in zip(of, to, sizes, strict=True)] if of and to else []
+            for of, to in ((values, returns), (returns, reward))
+        ]
+        taken = self.buffered(rows.steps, columns)
+        if taken:
+            self._size = sizes[-1]
+        return taken
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
         """Return the distance between two means in the row ``step``, over the reward's magnitude; None if one is

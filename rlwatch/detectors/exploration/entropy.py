@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import DETERMINISTIC, FULL, SOLVED, RunContext
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -61,6 +63,29 @@ class EntropyDetector(BaseDetector):
             return []
         severity = Severity.CRITICAL if self._confirmed.lasted(3, 2) else self.mildest(now / start)
         return [self.report(step, now, start, severity)]
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if none is abnormal by itself, whatever the reward does: then their median is not, either."""
+        base, now, first = self._base, self._now, self._base.first
+        level = base.get()
+        if not base.done or self._warned.since is not None or now.get() is None or level is None or first is None:
+            return False
+        values = list(map(abs, rows.column("policy/entropy")))
+        if not self.usual(min(*values, now.lowest), max(*values, now.most), level, first, self._most_noise(rows)):
+            return False
+        now.extend(rows.steps, values)
+        for hold in (self._moved, self._warned, self._confirmed):
+            hold.miss(rows.steps)
+        return True
+
+    def _most_noise(self, rows: Stretch) -> float:
+        """Return the largest entropy of uniform noise, in nats, that is or becomes known; 0 if none."""
+        vocabulary = max(rows.column("policy/vocab_size"), default=0.0)
+        return max(self._context.log_vocab or 0.0, math.log(max(vocabulary, 1.0)))
+
+    @abstractmethod
+    def usual(self, lowest: float, highest: float, level: float, first: float, noise: float) -> bool:
+        """Return whether entropies in this range feed no hold; ``noise``: that of uniform noise, 0 if unknown."""
 
     def mildest(self, ratio: float) -> Severity:  # noqa: ARG002
         """Return the severity of a finding that is not critical; ``ratio``: entropy now over its start."""
@@ -129,6 +154,11 @@ class EntropyCollapse(EntropyDetector):
 
     def __init__(self) -> None:
         super().__init__(Baseline(), Window(rows=10, steps=10))
+
+    def usual(self, lowest: float, highest: float, level: float, first: float, noise: float) -> bool:  # noqa: ARG002
+        """Return whether all are above the levels that count."""
+        began = max(level, first, 0.0 if self._first_row is None else self._first_row[1])
+        return max(level, first) > 0.0 and lowest >= LOW * began and lowest > DETERMINISTIC * noise
 
     def calm(self, entropy: float, now: float, level: float, first: float) -> bool:
         """Return True if the entropy is above every level that could count as a collapse, against the highest possible
@@ -239,6 +269,8 @@ class EntropyCollapse(EntropyDetector):
 
 RISE = 1.3
 """Ratio of entropy to its start above which a rise is dated."""
+NEARLY = 0.99
+"""Part of it below which rounding cannot matter."""
 RISEN_WARN, RISEN_CRITICAL = 1.5, 2.0
 """Ratios that warn and are critical with a fallen reward (a wrong entropy bonus was seen at 1.35-1.8 when it fell)."""
 ALONE = 3.0
@@ -256,6 +288,10 @@ class EntropyExplosion(EntropyDetector):
 
     def __init__(self) -> None:
         super().__init__(Baseline(floor=0.02), Window(rows=8, steps=8))
+
+    def usual(self, lowest: float, highest: float, level: float, first: float, noise: float) -> bool:  # noqa: ARG002
+        """Return whether all are below the least rise that is dated."""
+        return 0.0 < highest < NEARLY * RISE * self.beginning(level, first)
 
     def beginning(self, level: float, first: float) -> float:
         """Return the lower level (nats/token), at least ``CERTAIN``, so that a rise during the warm-up is noticed."""

@@ -4,6 +4,7 @@ critical.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
@@ -78,8 +79,8 @@ class GradSpike(BaseDetector):
         self._remember(step.step, norm, spiked)
         self._reward.update(step)
         now = self._now.get()
-        if now is not None and self._reward.taking_off():
-            self._lifted = max(self._lifted, now)
+        if now is not None and now > max(self._lifted, self._least_start()) and self._reward.taking_off():
+            self._lifted = now
         start = self._start()
         if start is not None:
             start = max(start, self._lifted)
@@ -106,6 +107,13 @@ class GradSpike(BaseDetector):
         if first is None or first <= 0.0:
             return None
         return max(first, HARMLESS) if self._silent is not None else first
+
+    def _least_start(self) -> float:
+        """Return a level that :meth:`_start` never falls below from now on: up to it a take-off changes nothing."""
+        taught, first = self._taught.upper(), self._base.upper()
+        if taught is None or first is None or not (self._base.done and self._taught.done):
+            return -math.inf
+        return taught if taught > 0.0 else first
 
     def _remember(self, step: int, norm: float, spiked: bool) -> None:
         self._base.update(step, norm)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, members, rounded
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import JSON, LOCALISED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window
 
@@ -176,6 +177,16 @@ class ChainWatch:
         fresh = {link: step.step for link in links if link not in onsets}
         return NonfiniteChain({**onsets, **fresh}, past.origin or origin, past.extreme if onsets else self._extremes)
 
+    def pass_over(self, rows: Stretch) -> None:
+        """Store rows without a broken link."""
+        self._clean += len(rows.steps)
+        if self._clean > CLEAN_ROWS:
+            self._chain = NonfiniteChain()
+        there = [(rows.column(name), most) for name, most in EXTREME.items() if name in rows.metrics]
+        seen = [[value >= most for value in values] for values, most in there]
+        if seen:
+            self._extreme.extend(rows.steps, [float(any(row)) for row in zip(*seen, strict=True)])
+
     def remember(self, step: ClosedStep, links: list[str], origin: str) -> None:
         """Store which ``links`` have non-finite values in the row ``step``.
 
@@ -280,6 +291,14 @@ class NonFinite(BaseDetector):
 
     def measured(self, step: ClosedStep) -> bool:  # noqa: ARG002  (the base's signature)
         """Return True for every row: the detector looks for values that are not finite."""
+        return True
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows, which are finite, if nothing was counted, and nothing not finite lately."""
+        if self._lasts or self._broke or self._counted_rows_ago is not None or members(rows.rows[0], COUNTS):
+            return False
+        self._seen_finite |= rows.metrics & _CORE
+        self._chain.pass_over(rows)
         return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:

@@ -6,6 +6,7 @@ import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, rounded
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -39,6 +40,13 @@ class SilentFreeze(BaseDetector):
     def measured(self, step: ClosedStep) -> bool:
         """Return True if the row shows whether an update was made or skipped."""
         return any(name in step.metrics for name in self.reads)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows, whose gradients are finite, if each has an update."""
+        if self._skips.since is not None or max(rows.column("optim/step_skipped"), default=0.0) >= ALL:
+            return False
+        self._skips.miss(rows.steps)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Count rows without an optimizer step that changes the weights; return a finding once there are enough."""

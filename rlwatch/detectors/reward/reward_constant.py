@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import SOLVED as GOOD
@@ -59,7 +59,7 @@ class Barren:
     """
 
     def __init__(self) -> None:
-        self._reward = RewardWatch()
+        self.reward = RewardWatch()
         self._alive = False
         self._nothing = self._little = self._counted = 0
         self._silent = 0.0
@@ -70,7 +70,6 @@ class Barren:
         """Read the row ``step`` with the mean ``reward``; return True if the run has not learnt to find rewards."""
         if self._alive:
             return False
-        self._reward.update(step)
         self.since = min(self.since, step.step) if self.rows else step.step
         self.rows += 1
         self._nothing += reward <= NOTHING
@@ -79,7 +78,7 @@ class Barren:
         if silent is not None:
             self._silent += silent
             self._counted += 1
-        self._alive = reward < FLOOR or reward > SOME or self._reward.risen()
+        self._alive = reward < FLOOR or reward > SOME or self.reward.risen()
         if self._alive or not (self._lasted(step, BARREN_ROWS, BARREN_STEPS) or self._lasted_apart(step)):
             return False
         low = NEARLY_ALL * self.rows
@@ -100,7 +99,7 @@ class Barren:
     @property
     def level(self) -> float | None:
         """Median reward of the last rows; None if unknown."""
-        return self._reward.now
+        return self.reward.now
 
 
 class Unmoved:
@@ -111,8 +110,10 @@ class Unmoved:
     """
 
     def __init__(self) -> None:
-        self._reward = RewardWatch()
+        self.reward = RewardWatch()
         self._points = Thinned(48)
+        self._thirds: tuple[int, float, float] = (-1, 0.0, 0.0)
+        """Of the points: their version, the change from the first third to the last, and the bound on its error."""
         self._moved = False
         self._start: int | None = None
         self._rows = 0
@@ -125,38 +126,41 @@ class Unmoved:
         """
         if self._moved:
             return False
-        self._reward.update(step)
         self._points.update(step.step, step.step, value)
         self._start = step.step if self._start is None else min(self._start, step.step)
         self._rows += 1
-        self._moved = self._reward.risen() or self._reward.fallen()
+        self._moved = self.reward.risen() or self.reward.fallen()
         if self._moved or self._rows < STILL_ROWS or step.step - self._start < STILL_STEPS:
             return False
-        return not self._reward.holds(GOOD) and self._certain()
+        return not self.reward.holds(GOOD) and self._certain()
 
     def dismiss(self) -> None:
         """Never report again, because the constant value was already reported."""
         self._moved = True
 
     def _certain(self) -> bool:
-        values, noise = self._points.get()[1], max(self._reward.noise, TINY)
-        third = len(values) // 3
+        third = len(self._points) // 3
         if third < 3:
             return False
-        first, last = values[:third], values[-third:]
-        error = math.sqrt((_variance(first) + _variance(last)) / third)
-        self.gained = (exact_sum(last) - exact_sum(first)) / third / noise + CERTAIN * error / noise
+        if self._thirds[0] != self._points.version:
+            values = self._points.get()[1]
+            first, last = values[:third], values[-third:]
+            error = math.sqrt((_variance(first) + _variance(last)) / third)
+            self._thirds = self._points.version, (exact_sum(last) - exact_sum(first)) / third, CERTAIN * error
+        _, change, error = self._thirds
+        noise = max(self.reward.noise, TINY)
+        self.gained = change / noise + error / noise
         return self.gained < GAIN
 
     @property
     def still(self) -> bool:
         """True if the rewards of its rows hardly differ, relative to their level."""
-        return self._reward.noise <= STIFF * abs(self._reward.now or 0.0)
+        return self.reward.noise <= STIFF * abs(self.reward.now or 0.0)
 
     @property
     def level(self) -> float | None:
         """Median reward of the last rows; None if unknown."""
-        return self._reward.now
+        return self.reward.now
 
     @property
     def since(self) -> int:
@@ -187,9 +191,11 @@ class RewardConstant(BaseDetector):
     name: ClassVar[str] = "reward_constant"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("reward/mean",),)
     reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()
+        self._reward = RewardWatch()
         self._value: float | None = None
         self._since = 0
         self._rows = 0
@@ -198,6 +204,12 @@ class RewardConstant(BaseDetector):
         self._spread: float | None = None
         self._policy: dict[str, float] = {}
         self._barren, self._unmoved = Barren(), Unmoved()
+        self._barren.reward = self._unmoved.reward = self._reward
+
+    def share(self, common: Mapping[type, Any]) -> None:
+        """Follow the reward with the other detectors."""
+        super().share(common)
+        self._barren.reward = self._unmoved.reward = self._reward
 
     def notice(self, event: Event) -> None:
         """Start anew if the run continues from a checkpoint."""
@@ -206,6 +218,7 @@ class RewardConstant(BaseDetector):
 
     def listen(self, step: ClosedStep) -> None:
         """Remember the latest entropy, gradient norm and other metrics that show whether the policy changes."""
+        super().listen(step)
         self._policy |= {name: step.metrics[name] for name in POLICY if name in step.metrics}
 
     def judge(self, step: ClosedStep) -> list[Finding]:

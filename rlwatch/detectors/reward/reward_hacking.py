@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, members, rounded
 from rlwatch.detectors.context import Change, RewardWatch, noise_of
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, Window
 from rlwatch.wording import number
@@ -68,6 +69,14 @@ class Proxy:
         beyond = now >= max(self.floor, limit) if self.factor > 1.0 else start > self.floor and now <= limit
         return beyond and change.moved
 
+    def may_hold(self, change: Change, lowest: float, highest: float) -> bool:
+        """Return whether it may hold for a level in this range."""
+        start = change.start
+        if start is None:
+            return True
+        limit = self.factor * start
+        return highest >= max(self.floor, limit) if self.factor > 1.0 else start > self.floor and lowest <= limit
+
 
 PROXIES = (
     Proxy("text/looping_frac", 3.0, 0.1, MODERATE, "responses loop"),
@@ -106,6 +115,14 @@ class Together:
             self._reward.update(step.step, reward)
             self._climbed.update(step.step, longer and self._climb())
 
+    def pass_over(self, rows: Stretch) -> None:
+        """Take rows in which responses are no longer than at the start."""
+        length, reward = rows.column("len/mean"), rows.column("reward/mean")
+        if length and reward:
+            self._length.extend(rows.steps, length)
+            self._reward.extend(rows.steps, reward)
+            self._climbed.miss(rows.steps)
+
     @property
     def climbed(self) -> bool:
         """True if length and reward have risen in step over the rows before this one, or recently."""
@@ -140,6 +157,22 @@ class Signs:
         self._seen: set[str] = set()
         """Names of measured metrics."""
         self._scores: dict[str, HeldOut] = {}
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take rows without held-out scores if no proxy can hold; otherwise change nothing and return False."""
+        there = {name: self._changes[name] for name in NAMES if name in rows.metrics}
+        if self._scores or held_out(rows.rows[0]) or any(name not in there for name in self._seen):
+            return False
+        spans = {name: change.span(rows.column(name)) for name, change in there.items()}
+        if any(proxy.may_hold(there[proxy.metric], *spans[proxy.metric]) for proxy in PROXIES if proxy.metric in there):
+            return False
+        if "len/mean" in there and spans["len/mean"][1] >= LONGER * max(there["len/mean"].start or 0.0, 0.0):
+            return False
+        self._seen.update(there)
+        for name, change in there.items():
+            change.extend(rows.steps, rows.column(name))
+        self._together.pass_over(rows)
+        return True
 
     def update(self, step: ClosedStep, reward: float | None) -> None:
         """Read a row for signs that contradict a better policy; ``reward``: level of the training reward, None if
@@ -298,6 +331,13 @@ class RewardHacking(BaseDetector):
         """
         self._reward.update(step)
         self._signs.update(step, self._reward.now)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if no sign can hold, however the reward moves."""
+        taken = self._signs.pass_over(rows)
+        if taken:
+            self._lasting.miss(rows.steps)
+        return taken
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Weigh the signs of reward hacking against the rise of the reward; return the suspicion as a finding if they

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import CUT, DETERMINISTIC, NOTHING, SOLVED, AnswerCount, RunContext, silent_share
+from rlwatch.detectors.context import (
+    CUT,
+    DETERMINISTIC,
+    NEARLY,
+    NOTHING,
+    SOLVED,
+    AnswerCount,
+    RunContext,
+    silent_share,
+)
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -140,6 +151,8 @@ REASONS = {
 
 # No learning signal: all samples of a group get one reward, so there is no gradient.
 
+SILENT = 0.75
+"""Share of samples without gradient from which hardly any is left."""
 DEGENERATE = 0.1
 """Ratio of entropy to its start from which equal rewards indicate a collapsed policy, not a solved task."""
 
@@ -153,6 +166,7 @@ class NoSignal(BaseDetector):
     """
 
     name: ClassVar[str] = "no_signal"
+    follows: ClassVar[bool] = True
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("reward/zero_std_frac",),
         ("reward/std",),
@@ -181,10 +195,23 @@ class NoSignal(BaseDetector):
             self._entropy.update(step.step, abs(entropy))
             self._entropy_base.update(step.step, abs(entropy))
 
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if groups differ in each, and no gradient is zero; entropy is followed."""
+        holds = (self._row, self._wrong, self._mute, self._unsolved)
+        shares = [share for row in rows.rows if (share := silent_share(row)) is not None]
+        if any(hold.since is not None for hold in holds) or max(shares, default=0.0) >= NEARLY * SILENT:
+            return False
+        if not self._context.teaches(min(map(abs, rows.column("optim/grad_norm")), default=math.inf), SILENT):
+            return False
+        for hold in holds:
+            hold.miss(rows.steps)
+        self._counted = self._counted or not rows.metrics.isdisjoint(("reward/zero_std_frac", "adv/max"))
+        return True
+
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge whether there still is a learning signal; return its loss as a finding, if there is none."""
         share, value = silent_share(step), finite(step, "reward/mean")
-        silent = share is not None and share >= 0.75
+        silent = share is not None and share >= SILENT
         self._row.update(step.step, silent)
         cut = (finite(step, "len/clipped") or 0.0) >= CUT
         right = value is not None and self._context.reward.right(value, cut=cut)
@@ -260,7 +287,7 @@ class NoSignal(BaseDetector):
             message,
             onset=self._onset(severity),
             metric="reward/zero_std_frac" if share is not None else "optim/grad_norm",
-            score=None if share is None else share / 0.75,
+            score=None if share is None else share / SILENT,
             evidence=rounded(
                 {
                     "silent_share": share,

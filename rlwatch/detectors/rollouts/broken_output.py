@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch, silent_share
 from rlwatch.detectors.rise import MOST, Rise, RiseDetector, RiseLimit, odds
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number
@@ -99,6 +101,11 @@ FIRST = 3
 """Rows at the start that may differ in a run that was always degenerate."""
 
 
+def _alike(low: float, mean: float, high: float) -> bool:
+    """Return whether all lengths of a batch are equal."""
+    return max(high - low, abs(mean - high)) <= ALIKE * max(high, 1.0)
+
+
 class DegenerateBatch(BaseDetector):
     """Detector of degenerate batches: all responses equally long, all cut, all rewarded alike, as from NaN in sampling.
 
@@ -122,6 +129,22 @@ class DegenerateBatch(BaseDetector):
         self._rows = 0
         self._length = 0.0
 
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if lengths differ in each of them."""
+        low, mean, high = (rows.column(f"len/{what}") for what in ("min", "mean", "max"))
+        silent = silent_share(rows.rows[0])
+        if not (low and mean and high) or "len/clipped" not in rows.metrics or silent is None:
+            return False
+        each = zip(low, mean, high, strict=True)
+        if self._holds.since is not None or any(_alike(*lengths) for lengths in each):
+            return False
+        changes = [i for i, pair in enumerate(pairwise((self._length, *high))) if pair[0] != pair[1]]
+        if changes:
+            self._holds.clear()
+        self._holds.miss(rows.steps[changes[-1] if changes else 0 :])
+        self._rows, self._length = self._rows + len(high), high[-1]
+        return True
+
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the lengths and rewards of the row; return a finding once enough rows were degenerate."""
         low, mean, high = (finite(step, f"len/{what}") for what in ("min", "mean", "max"))
@@ -129,7 +152,7 @@ class DegenerateBatch(BaseDetector):
         if low is None or mean is None or high is None or clipped is None or silent is None:
             return []
         self._rows += 1
-        same = max(high - low, abs(mean - high)) <= ALIKE * max(high, 1.0)
+        same = _alike(low, mean, high)
         if high != self._length:
             # A limit that depends on the prompt: with one prompt a batch, responses are often equal.
             self._holds.clear()

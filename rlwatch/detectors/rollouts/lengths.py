@@ -7,6 +7,7 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import FULL, RewardWatch
 from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit, odds
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -35,6 +36,13 @@ class LengthSurge(RiseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._long = Hold(forgive=1)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if all lengths are below their limits."""
+        if not self.buffered(rows.steps, [rows.column(limit.metric) for limit in self.limits]):
+            return False
+        self._long.miss(rows.steps)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the lengths of the row; a surge is ignored if the reward rose with it, or within a few small
@@ -102,6 +110,20 @@ class LengthExplosion(BaseDetector):
         self._rise = Hold(forgive=2)
         self._more, self._many = Hold(forgive=2), Hold(forgive=2)
         self._full = Hold(forgive=2)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if few responses are cut in each."""
+        shares, now = rows.column("len/clipped"), self._now
+        holds = (self._rise, self._more, self._many, self._full)
+        level, first = self._base.get(), self._base.first
+        if not self._base.done or level is None or first is None or any(hold.since is not None for hold in holds):
+            return False
+        if now.get() is None or max(*shares, now.most) >= min(MANY, (min(level, first) + NEARLY_ALL) / 2.0):
+            return False
+        now.extend(rows.steps, shares)
+        for hold in holds:
+            hold.miss(rows.steps)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the share of cut responses over the last rows; return the explosion, if there is one."""
@@ -185,9 +207,27 @@ class LengthCollapse(BaseDetector):
         self._row, self._short, self._gone = (Hold(forgive=2) for _ in range(3))
         self._rose = False
 
+    def pass_over(self, rows: Stretch) -> bool:
+        """Follow lengths that are all far from short at once; whether the reward rose, row by row."""
+        lengths, began = list(map(abs, rows.first("len/mean", "len/p50"))), self._base.get()
+        holds = (self._row, self._short, self._gone)
+        if not lengths or began is None or not self._base.done or any(hold.since is not None for hold in holds):
+            return False
+        empty = "len/empty" in rows.metrics or self._empty.get() is not None
+        if empty or min(*lengths, self._now.lowest) < (1.0 + SHORT) / 2.0 * max(began, 0.0):
+            return False
+        self._now.extend(rows.steps, lengths)
+        for hold in holds:
+            hold.miss(rows.steps)
+        self._rows_left = len(rows.steps)
+        return False
+
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the mean length of responses over the last rows; return its collapse as a finding, if there is one."""
         self._rose = self._reward.risen(PERHAPS) or (self._rose and self._reward.above and not self._reward.fallen())
+        if self._rows_left:
+            self._rows_left -= 1
+            return []
         length, empty = finite(step, "len/mean", "len/p50"), finite(step, "len/empty")
         if length is not None:
             self._base.update(step.step, abs(length))

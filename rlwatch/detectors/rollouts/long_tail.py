@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from operator import truediv
 from typing import ClassVar
 
 from rlwatch.detectors.base import rounded
 from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit, inverse, odds
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
@@ -36,6 +38,16 @@ class LongTail(RiseDetector):
         *((limit.metric,) for limit in limits),
         ("len/max", "len/mean"),
     )
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if all metrics are below their limits."""
+        columns = {limit.metric: rows.column(limit.metric) for limit in self.limits}
+        longest, mean = rows.column("len/max"), rows.column("len/mean")
+        if longest and mean and not columns["len/max_over_mean"]:
+            if min(mean) < 1.0:
+                return False
+            columns["len/max_over_mean"] = list(map(truediv, longest, mean))
+        return self.buffered(rows.steps, list(columns.values()))
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
         """Return the value in the row ``step`` of the metric that ``limit`` is for; None if it was not measured.

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit, odds
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
@@ -47,6 +48,12 @@ class ClipSaturation(RiseDetector):
     def listen(self, step: ClosedStep) -> None:
         """Note from the row ``step`` whether the loss clips tokens or whole responses."""
         self._whole = self._whole or any(name in step.metrics for name in WHOLE)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if all fractions are below their limits, those of tokens."""
+        if self._whole or not rows.metrics.isdisjoint(WHOLE):
+            return False
+        return self.buffered(rows.steps, [rows.column(limit.metric) for limit in self.limits])
 
     def floor(self, limit: RiseLimit) -> float | None:
         """Return the lowest clip fraction to report if the loss clips whole responses, which are many; else None.
@@ -126,6 +133,14 @@ class ClipBlind(BaseDetector):
         far = finite(step, "ratio/log_absmax")
         if far is not None:
             self._largest = max(abs(far), self._largest or 0.0)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if every fraction that they have has been above 0 before: it is not counted any more."""
+        if not self._works.issuperset(FAR.keys() & rows.metrics) or any(self._zero.values()):
+            return False
+        if far := rows.column("ratio/log_absmax"):
+            self._largest = max(*map(abs, far), self._largest or 0.0)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Count rows with a clip fraction of 0; return a finding for fractions without information."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, RewardWatch
 from rlwatch.detectors.rise import Rise, RiseLimit, odds
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
 from rlwatch.wording import number
@@ -87,6 +88,10 @@ class EstimatorPair:
         return Disagreement(min(levels[0], levels[1]), max(levels[0], levels[1]), errors)
 
 
+PAIRS = (("policy/kl_ref_k1", "policy/kl_ref_k3"), ("policy/kl_ref_weighted", "policy/kl_ref_k3"))
+"""Estimators that are compared."""
+
+
 class KLEstimator(BaseDetector):
     """Detector of faults that make the logged KL, or the penalty, a different quantity than KL(policy || reference).
 
@@ -118,16 +123,31 @@ class KLEstimator(BaseDetector):
         self._clamped = Window(rows=10, steps=10)
         self._row_at_clamp = Hold(forgive=3)
         self._at_clamp = Hold(forgive=2)
-        self._pairs = (
-            EstimatorPair("policy/kl_ref_k1", "policy/kl_ref_k3"),
-            EstimatorPair("policy/kl_ref_weighted", "policy/kl_ref_k3"),
-        )
+        self._pairs = tuple(EstimatorPair(*pair) for pair in PAIRS)
 
     def notice(self, event: Event) -> None:
         """Start anew after a reset of the reference, from which every estimator begins at zero."""
         if event.kind == "reference_reset":
             self._restart()
             self._held = []
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if they have no pair of estimators and no clamped tokens, and KL is far below the clamp."""
+        holds = (self._at_clamp, *(pair.out for pair in self._pairs))
+        counted = self._beyond.known or BEYOND.metric in rows.metrics
+        if counted or any(hold.since is not None for hold in holds) or any(map(rows.metrics.issuperset, PAIRS)):
+            return False
+        kl = rows.column("policy/kl_ref")
+        clamped = {row.origin.get("policy/kl_ref") == "actor/kl_loss" for row in rows.rows} if kl else {False}
+        if len(clamped) > 1 or (True in clamped and max(*kl, self._clamped.most) >= HALF):
+            return False
+        if True in clamped:
+            self._clamped.extend(rows.steps, kl)
+            self._row_at_clamp.miss(rows.steps)
+            self._at_clamp.miss(rows.steps)
+        if known := [rows.column(name) for name in MEANS if name in rows.metrics]:
+            self._kl.extend(rows.steps, [min(*map(abs, each), MOST) for each in zip(*known, strict=True)])
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the share of clamped tokens and both pairs of estimators; return saturation and bias, if any."""

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from rlwatch.catalogue import collapse_kinds, detector_class, kinds
-from rlwatch.detectors.base import BaseDetector, finite, members, rounded
+from rlwatch.detectors.base import BaseDetector, finite, members, reading, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, NORMAL_80, RunContext, noise_of
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, mad, median, quantile, theil_sen
@@ -138,12 +139,14 @@ class Vetoes:
         self._watch: tuple[Detector, ...] = tuple(make() for make in makers)
         self._garbled = {name: Window(rows=ROWS, steps=ROWS) for name, _ in GARBLED}
         self._ago: dict[str, int] = {}
+        self._reading: tuple[dict[str, tuple[str, ...]], frozenset[str]] | None = None
+        """Beginning of the newest row, and the names of the detectors that read a metric of it."""
 
     def update(self, step: ClosedStep) -> None:
         """Read the row ``step`` for signs of collapse that rule out a reset of the reference policy."""
         if self._ago:
             self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
-        for detector in self._watch:
+        for detector in self._awake(step):
             for finding in detector.update(step):
                 if finding.severity is not Severity.INFO and finding.kind in collapse_kinds():
                     self._ago[finding.kind] = 0
@@ -155,6 +158,17 @@ class Vetoes:
                 level = self._garbled[name].get()
                 if level is not None and level > limit:
                     self._ago["garbled output"] = 0
+
+    def _awake(self, step: ClosedStep) -> list[Detector]:
+        """Return the detectors that may have a finding at this row."""
+        if step.numbers is not step.metrics:
+            return list(self._watch)
+        if self._reading is None or self._reading[0] is not step.beginning:
+            self._reading = step.beginning, frozenset(detector.name for detector in reading(self._watch, step))
+        there = self._reading[1]
+        return [
+            one for one in self._watch if not (isinstance(one, BaseDetector) and one.rests(reads=one.name in there))
+        ]
 
     def share(self, common: Mapping[type, Any]) -> None:
         """Use the run's own detectors in ``common`` instead of separate ones of their type."""
@@ -182,6 +196,8 @@ HELD_OUT = 0.05
 limits the policy.
 """
 TREND_ROWS = 60
+PAST_ROWS, PAST_STEPS = 120, 1000
+"""Rows and steps of the past with which KL is compared."""
 FLAT_KL = 0.15
 """Relative change over the trend window that counts as flat."""
 JUMP = 0.5
@@ -222,7 +238,7 @@ class KLPlateau(BaseDetector):
 
     def _restart(self) -> None:
         self._now = Window(rows=10, steps=10)
-        self._past = Window(rows=120, steps=1000, least=8)
+        self._past = Window(rows=PAST_ROWS, steps=PAST_STEPS, least=8)
         self._flat = Hold(forgive=2)
         self._stalled = Hold(forgive=2)
 
@@ -349,6 +365,7 @@ class KLReference(KLPlateau):
     """
 
     name: ClassVar[str] = "kl_reference"
+    follows: ClassVar[bool] = True
 
     def _restart(self) -> None:
         super()._restart()
@@ -367,6 +384,25 @@ class KLReference(KLPlateau):
         entropy = finite(step, "policy/entropy")
         if entropy is not None:
             self._entropy.update(step.step, min(abs(entropy), MOST))
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows if KL is too low to matter, as it has long been; signs of a collapse are followed."""
+        past, now = self._past, self._now
+        signed = rows.first(*self.reads)
+        values = list(map(abs, signed))
+        holds = (self._flat, self._stalled, self._warned, self._confirmed, self._crept)
+        if len(past) < PAST_ROWS or any(hold.since is not None for hold in holds) or not self._began.done:
+            return False
+        scored = self._validation.known or _read(rows.rows[0]) is not None
+        most = HELD_OUT if scored else DRIFT / 2.0
+        if (past.oldest or 0) <= rows.steps[-1] - PAST_STEPS or max(*values, now.most, self._slow.most) >= most:
+            return False
+        for window in (now, past, self._slow):
+            window.extend(rows.steps, values)
+        self._with_sign.extend(rows.steps, signed)
+        for hold in (*holds, self._risen):
+            hold.miss(rows.steps)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge whether KL to the reference grows or is flat; return the findings, if any."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Window, mad, median
 from rlwatch.wording import number
@@ -110,6 +111,18 @@ class ReferenceContinuity(BaseDetector):
                 self._fallen = []
         elif event.kind == "reference_not_restored":
             self._not_restored = str(event.body.get("reason", "")) or "it could not be taken up again"
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take the rows of a run that goes on, if KL is above the level to which it falls at a reset."""
+        values = rows.column(self._metric or "")
+        waits = self._announced is not None or self._resumed is not None or self._fallen or self._reported
+        if not values or waits or self._attempt != rows.rows[0].attempt or rows.steps[0] <= self._step:
+            return False
+        if min(values) <= NOTHING or 0.0 in rows.column("policy/kl_coef"):
+            return False
+        self._past.extend(rows.steps, values)
+        self._rows, self._step = self._rows + len(values), rows.steps[-1]
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Follow KL to the reference policy; return findings of unannounced changes of it, each repeated for some

@@ -1,0 +1,70 @@
+"""Stretches of rows that a detector may take at once: most cannot have a finding, and one look shows it.
+
+A detector that can decide this for many rows overrides :meth:`~rlwatch.detectors.base.BaseDetector.pass_over`. It
+compares the extremes of the rows with its limits. If they are on the safe side, each row would have returned nothing,
+and the state after the rows follows from the last of them. Otherwise the rows are judged one by one, as live rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from rlwatch.records import ClosedStep
+
+LONGEST, SHORTEST = 64, 6
+"""Rows of a stretch at most, so that one odd row affects few others; and the fewest that are worth a look."""
+
+
+class Stretch:
+    """Consecutive rows of one attempt with the same metrics, all finite, at ascending steps.
+
+    Parameters
+    ----------
+    rows
+        At least one; :func:`stretches` finds them.
+    """
+
+    def __init__(self, rows: Sequence[ClosedStep]) -> None:
+        self.rows = rows
+        self.metrics = frozenset(rows[0].metrics)
+        """Names of the metrics."""
+        self._columns: dict[str, list[float]] = {}
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Steps of the rows, ascending."""
+        return [row.step for row in self.rows]
+
+    def column(self, name: str) -> list[float]:
+        """Return the values of a metric; empty if it is missing."""
+        if name not in self.metrics:
+            return []
+        known = self._columns.get(name)
+        if known is None:
+            known = self._columns[name] = [row.metrics[name] for row in self.rows]
+        return known
+
+    def first(self, *names: str) -> list[float]:
+        """Return the values of the first of the metrics that is there; empty if none is."""
+        return next((self.column(name) for name in names if name in self.metrics), [])
+
+
+def stretches(steps: Sequence[ClosedStep]) -> Iterator[Sequence[ClosedStep]]:
+    """Cut closed steps, in order, into stretches and single rows that are in none.
+
+    >>> rows = [ClosedStep(step, {"a": 0.5}) for step in (1, 2, 3, 3, 4)]
+    >>> [[row.step for row in part] for part in stretches(rows)]
+    [[1, 2, 3], [3, 4]]
+    """
+    begins = 0
+    for at in range(1, len(steps) + 1):
+        if at == len(steps) or at - begins == LONGEST or not _go_on(steps[at - 1], steps[at]):
+            yield steps[begins:at]
+            begins = at
+
+
+def _go_on(before: ClosedStep, row: ClosedStep) -> bool:
+    """Return whether a row belongs to the stretch of the row before it."""
+    finite = row.numbers is row.metrics and before.numbers is before.metrics
+    return finite and row.beginning is before.beginning and row.attempt == before.attempt and row.step > before.step

@@ -1,0 +1,160 @@
+"""Rows that detectors take at once: findings and state are those of one row after the other."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlwatch.detectors.base import BaseDetector, DetectorSet
+from rlwatch.detectors.registry import default_detectors
+from rlwatch.detectors.stretch import stretches
+from rlwatch.metrics import BY_NAME
+from rlwatch.monitor import Monitor
+from rlwatch.monitor.forecasting import forecaster_for
+from rlwatch.records import ClosedStep, StepRecord
+from rlwatch.stats import Hold, Ranked, Window
+from rlwatch.testing.detector_contract import whole_run
+
+NAMES = [name for name in BY_NAME if not name.endswith("/")]
+LEVELS = {
+    "reward/mean": 0.4, "reward/std": 0.3, "policy/entropy": 0.6, "optim/grad_norm": 0.4, "policy/kl_ref": 0.03,
+    "len/mean": 820.0, "len/max": 2000.0, "len/min": 90.0, "len/clipped": 0.03, "ratio/clipfrac": 0.01,
+    "policy/kl_old": 0.002, "time/step": 73.0, "time/throughput": 1700.0, "critic/value_loss": 0.1,
+    "critic/value_mean": 0.4, "critic/returns_mean": 0.4, "critic/value_clipfrac": 0.01, "critic/explained_var": 0.6,
+}  # fmt: skip
+"""Metrics of a run in good order."""
+
+
+def run_of(seed: int, rows: int = 420, every: int = 1) -> list[ClosedStep]:
+    """A run whose metrics are calm for stretches, then drift, jump, are missing, or are not finite for some rows."""
+    draw = random.Random(seed)
+    levels = dict(LEVELS) if seed % 2 else dict.fromkeys(draw.sample(NAMES, 60), 0.5) | LEVELS
+    made, pace = [], dict.fromkeys(levels, 1.0)
+    for row in range(rows):
+        if draw.random() < 0.02:
+            pace[draw.choice(list(levels))] = draw.choice((0.9, 0.97, 1.0, 1.03, 1.2))
+        levels = {name: min(level * pace[name], 1e6) for name, level in levels.items()}
+        values = {name: level * draw.gauss(1.0, 0.03) for name, level in levels.items()}
+        if draw.random() < 0.03:
+            values[draw.choice(list(values))] *= draw.choice((30.0, 0.0, -1.0, float("nan")))
+        if draw.random() < 0.02:
+            values.pop(draw.choice(list(values)))
+        made.append(ClosedStep(row * every, values, ts=10.0 * row + 1.0, seq=row + 1))
+    return made
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("seed", range(8))
+def test_stretches_give_the_findings_of_single_rows(seed, every):
+    """Every row's findings, from every detector, through calm rows and failures."""
+    run = run_of(seed, every=every)
+    single, stretched = DetectorSet(default_detectors()), DetectorSet(default_detectors())
+    expected = [single.update(row) for row in run]
+    found = []
+    for rows in stretches(run):
+        stretched.ahead(rows)
+        found += map(stretched.update, rows)
+
+    assert found == expected
+    assert not single.broken
+    assert not stretched.broken
+
+
+def test_most_detectors_take_calm_rows_at_once():
+    """Judged one by one, the rows of a run in good order would cost each detector its work."""
+    draw = random.Random(0)
+    run = [
+        ClosedStep(step, {name: level * draw.gauss(1.0, 0.03) for name, level in LEVELS.items()}, ts=step + 1.0)
+        for step in range(400)
+    ]
+    detectors = [one for one in default_detectors() if isinstance(one, BaseDetector)]
+    panel, judged = DetectorSet(detectors), dict.fromkeys((one.name for one in detectors), 0)
+    for rows in stretches(run):
+        panel.ahead(rows)
+        for one in detectors:
+            judged[one.name] += 0 if one.rests(True) else len(rows)
+        for row in rows:
+            panel.update(row)
+
+    reading = [one for one in detectors if set(one.reads) & LEVELS.keys()]
+    assert sum(judged[one.name] <= 128 for one in reading) >= len(reading) // 2
+
+
+def test_a_stretch_holds_rows_with_equal_names_finite_and_ascending():
+    """Where a name comes or goes, a value is not finite, or a step is repeated, a new one begins."""
+    metrics = [{"a": 1.0}, {"a": 1.0}, {"a": 1.0, "b": 1.0}, {"a": float("nan")}, {"a": 1.0}, {"a": 1.0}]
+    rows = [ClosedStep(step, row) for step, row in zip((1, 2, 3, 4, 5, 5), metrics, strict=True)]
+
+    assert [[row.step for row in part] for part in stretches(rows)] == [[1, 2], [3], [4], [5], [5]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_monitor_in_batches_of_any_size_keeps_the_state_of_single_rows(seed):
+    """What it reports later does not depend on how earlier rows were cut."""
+    rows = [
+        StepRecord(row.step, row.metrics, ts=row.ts, seq=row.seq)
+        for row in (run_of(seed) if seed else whole_run(2, 300))
+    ]
+    whole, cut = (Monitor(run_id="run", forecaster=forecaster_for(wanted=False)) for _ in range(2))
+    draw, at = random.Random(seed), 0
+    while at < len(rows) - 100:
+        some = draw.choice((1, 5, 40, 100))
+        for _ in cut.observing_all(rows[at : at + some]):
+            pass
+        at += some
+    for row in rows[:at]:
+        whole.observe(row)
+
+    assert [cut.observe(row) for row in rows[at:]] == [whole.observe(row) for row in rows[at:]]
+
+
+ROWS = st.lists(st.tuples(st.integers(1, 30), st.floats(-1e6, 1e6)), min_size=1, max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, ROWS, st.sampled_from([(10, 10, 3), (8, 8, 5), (20, 15, 3), (48, 10**9, 6)]))
+def test_a_window_extended_is_a_window_updated_row_by_row(before, then, size):
+    """Its rows, its median and its quantile."""
+    rows, steps, least = size
+    for kind in (Window, Ranked):
+        one, other = (kind(rows=rows, steps=steps, least=least) for _ in range(2))
+        at, values, made = 0, [], []
+        for gap, value in before:
+            at += gap
+            one.update(at, value)
+            other.update(at, value)
+        for gap, value in then:
+            at += gap
+            made.append(at)
+            values.append(value)
+        one.extend(made, values)
+        for row in zip(made, values, strict=True):
+            other.update(*row)
+
+        assert (one.at, one.values, one.get(), one.spread) == (other.at, other.values, other.get(), other.spread)
+        if kind is Ranked:
+            assert one.quantile(0.9) == other.quantile(0.9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=30),
+    st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    st.integers(0, 3),
+)
+def test_a_hold_that_misses_rows_at_once_is_one_that_missed_each(before, gaps, forgive):
+    """Its beginning, its rows, and how it goes on."""
+    one, other = Hold(forgive), Hold(forgive)
+    at, missed = 0, []
+    for gap, condition in before:
+        at += gap
+        one.update(at, condition)
+        other.update(at, condition)
+    for gap in gaps:
+        at += gap
+        missed.append(at)
+        other.update(at, condition=False)
+    one.miss(missed)
+
+    assert one.state_dict() == other.state_dict()
