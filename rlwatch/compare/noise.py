@@ -39,7 +39,7 @@ LARGEST_GROUP = 100
 
 
 class Answer(StrEnum):
-    """Answer of the permutation test for one metric."""
+    """Answer of the permutation test to whether two groups of seeds differ in one metric."""
 
     DIFFERS = "differs"
     NO_DIFFERENCE = "no difference found"

@@ -100,7 +100,7 @@ class Divergence:
         return self.until is not None, not self.dated, self.at, -self.times
 
     def text(self, place: Callable[[float], str] = lambda at: step(round(at))) -> str:
-        """Return the evidence of the divergence in a clause; ``place`` formats a place on the axis."""
+        """Return metric, place and values of the divergence as a clause; ``place`` formats a place on the axis."""
         values = f"{number(self.left)} against {number(self.right)}"
         if self.together is None:
             return f"{self.metric} differs from the first rows on: {values}"

@@ -95,7 +95,10 @@ class SearchQuery:
         return cls(tuple(found))
 
     def fits(self, facts: SearchDocument, more: str = "") -> bool:
-        """Return True if a run with these ``facts`` matches every term; ``more`` is further text to search."""
+        """Return True if a run matches every term of the query.
+
+        ``facts``: the run's searchable facts. ``more``: further text of the run to search.
+        """
         if more:
             facts = SearchDocument(facts.fields, facts.settings, f"{facts.text}\n{more.casefold()}")
         return all(fits(facts) is not inverted for inverted, fits in self.terms)

@@ -180,7 +180,8 @@ class RewardWatch:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one row, from rows before the last level; computed on demand, once per row.
+        """Standard deviation of the mean reward of one row, from the rows before the last level; computed once per row,
+        on demand.
 
         All rows are used if those before never moved: a reward that has just begun to move shows no noise yet.
         """
@@ -198,11 +199,11 @@ class RewardWatch:
 
     @property
     def wander(self) -> float:
-        """Standard deviation of a level, as data of changing difficulty move neighbouring rows together; 0 if unknown
+        """Standard deviation of the reward's level, which data of changing difficulty move over many rows; 0 if unknown
         yet.
 
         It is computed from the changes between levels that share no row, around their median, because a trend is no
-        noise. The newest is left out, as it may be a fall.
+        noise. The newest change is left out, as it may be a fall.
         """
         if self._wander is None:
             before = self._levels.values[:-1]
@@ -273,10 +274,10 @@ class RewardWatch:
         return counts and chance_of_low(self._recent.values, best, now) <= LUCKY
 
     def low(self, value: float, share: float = 0.25) -> bool:
-        """Return True if one row's reward ``value`` is below the best level by ``share`` of it and by two standard
-        deviations.
+        """Return True if the mean reward ``value`` of one row is below the best level by ``share`` of that level and by
+        noise.
 
-        Detectors use it to date the beginning of a fall.
+        Noise is two standard deviations of a row. Detectors date the beginning of a fall by such rows.
         """
         best = self.best
         if best is None or best - value <= max(share * abs(best), VISIBLE * self._range):
@@ -478,29 +479,29 @@ class Change:
 
     @property
     def now(self) -> float | None:
-        """Median of the last rows; None with too few."""
+        """Median of the metric over the last rows; None if there are too few rows."""
         return self._now.get()
 
     @property
     def start(self) -> float | None:
-        """Median of the first rows; None until all of them are known."""
+        """Median of the metric over the first rows; None until all of them are known."""
         return self._base.get() if self._base.done else None
 
     @property
     def gain(self) -> float:
-        """Distance of the level above the start (negative: below); 0 if unknown."""
+        """Distance of the metric's level from its start (negative: below the start); 0 if unknown."""
         now, start = self.now, self.start
         return 0.0 if now is None or start is None else now - start
 
     @property
     def share(self) -> float:
-        """Ratio of the level to its start; 1 if unknown, or if the metric began at zero."""
+        """Ratio of the metric's level to its start; 1 if unknown, or if the start is not above zero."""
         now, start = self.now, self.start
         return 1.0 if now is None or start is None or start <= 0.0 else now / start
 
     @property
     def moved(self) -> bool:
-        """True if the distance from the start is more than noise explains."""
+        """True if the distance of the metric's level from its start is more than noise explains."""
         return abs(self.gain) > self._error
 
     @property
@@ -536,7 +537,7 @@ class Peak(Change):
 
     @property
     def dropped(self) -> bool:
-        """True if the distance below the best level is more than noise explains."""
+        """True if the metric's level is below its best one by more than noise explains."""
         return self.fallen > self._error
 
 
@@ -632,7 +633,9 @@ class RunContext:
 
     @property
     def silent(self) -> float | None:
-        """Mean share of samples without gradient over the last rows; None if unknown."""
+        """Mean share of samples without gradient (all rewards of their group are equal) over the last rows; None if
+        unknown.
+        """
         return self._silent.mean
 
     @property
@@ -642,7 +645,7 @@ class RunContext:
 
     @property
     def grad(self) -> float | None:
-        """Median gradient norm of the last rows; None if unknown."""
+        """Median gradient norm over the last rows; None if unknown."""
         return self._grad.get()
 
     def teaches(self, gradient: float, share: float) -> bool:
@@ -665,7 +668,7 @@ class RunContext:
 
     @property
     def truncated(self) -> bool:
-        """True if nearly all responses are cut at the length limit."""
+        """True if nearly all responses of the last rows are cut at the length limit."""
         clipped = self._clipped.get()
         return clipped is not None and clipped >= CUT
 

@@ -94,7 +94,7 @@ class DriftCourse:
         """In the metric's own unit; None until known."""
 
     def update(self, step: int, value: float) -> None:
-        """Read the metric's next finite value, at a step."""
+        """Read the metric's next finite ``value``, at a training ``step``."""
         value, sign = abs(value), self.sign
         self._rows.append(sign.scale(value))
         if self.start is None:
@@ -121,7 +121,7 @@ class DriftCourse:
 
     @property
     def now(self) -> float:
-        """Median of the last rows, on the scale of the metric (mostly its logarithm)."""
+        """Median of the metric over the last rows, on the metric's scale (mostly its logarithm)."""
         return median(list(self._rows)[-LAST_ROWS:])
 
     @property

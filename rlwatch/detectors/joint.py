@@ -382,8 +382,9 @@ class Watch:
         return self._rows[-1][2] if self._rows else None
 
     def returned(self, half: float) -> bool:
-        """Return True if the last rows are back below ``half``, a level on the indicator's scale, or are no longer
-        measured.
+        """Return True if the metric's last rows are back below ``half``, or if the metric is no longer measured.
+
+        ``half``: level, on the indicator's scale, at which the deviation that raised the alarm has halved.
         """
         self._catch_up()
         return (
@@ -498,7 +499,7 @@ class RewardFall:
 
     @property
     def row(self) -> float:
-        """Standard deviation of one row, from the rows before the suspected fall."""
+        """Standard deviation of the mean reward of one row, from the rows before the suspected fall."""
         if self._row is None:
             self._row = max(noise(self._sound()), self.error)
         return self._row
@@ -544,7 +545,7 @@ class RewardFall:
 
     @property
     def since(self) -> int | None:
-        """Step since which single rows are far below the best level; None if they are not."""
+        """Step since which the mean reward of single rows is far below its best level; None if they are not."""
         return self._beyond.since
 
     @property
@@ -587,10 +588,12 @@ class OnePrompt:
 
 @dataclass(slots=True)
 class JointAlarm:
-    """A raised alarm of joint evidence: ``onset`` and ``since`` are steps, and it ends when the deviations have halved.
+    """A raised alarm of joint evidence; it ends when the deviations that raised it have halved, or hardly any evidence
+    is left.
 
-    ``halves``: index of each indicator -> half of its deviation when the alarm was raised. ``reward_half``: the same
-    for the fall of the reward; None if the reward had not fallen.
+    ``onset``: step at which the problem began. ``since``: step at which the alarm was raised. ``halves``: index of each
+    indicator -> level, on the indicator's scale, at which its deviation has halved. ``reward_half``: mean reward at
+    which its fall has halved; None if the reward was no part of the evidence.
     """
 
     onset: int

@@ -187,7 +187,9 @@ class Rise:
 
     @property
     def since(self) -> int | None:
-        """Step since which single rows, or otherwise their median, are beyond the limit; None if they are not."""
+        """Step since which single rows of the metric, or else the median of the last rows, are beyond the limit; None
+        if not.
+        """
         return self.out.since if self._row.since is None else self._row.since
 
 
@@ -359,7 +361,9 @@ class SustainedLevel:
 
     @property
     def since(self) -> int | None:
-        """Step since which single rows, or otherwise their median, are beyond the bound; None if they are not."""
+        """Step since which single rows of the metric, or else the median of the last rows, are beyond the bound; None
+        if not.
+        """
         return self._hold.since if self._row.since is None else self._row.since
 
     @property

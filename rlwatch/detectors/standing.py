@@ -45,7 +45,7 @@ class SeriesHistory:
 
     @property
     def share(self) -> bool:
-        """True if all values lie in [0, 1], so that the series may be a share of the answers."""
+        """True if all values of the metric lie in [0, 1], so that it may be a share of the answers."""
         return self.low >= 0.0 and self.high <= 1.0
 
     @property

@@ -225,7 +225,11 @@ def known(names: Iterable[str], source: str = "") -> set[str]:
 
 
 def unread(names: Iterable[str], source: str = "") -> list[str]:
-    """Return those of a run's ``names`` that are neither in the metric table nor in an open family, sorted."""
+    """Return the metric ``names`` of a run that rlwatch gives no meaning, sorted.
+
+    They are neither in the metric table nor in an open family. ``source``: the trainer that logged them; empty if
+    unknown.
+    """
     names = tuple(sorted(set(names)))
     reader = _reader(names, source)
     return [name for name in names if reader.read(name) is None]

@@ -90,9 +90,9 @@ class ThroughOrigin(Stat):
 
 
 class Temperature(ThroughOrigin):
-    """Relative temperature T > 0 in y = (1 - 1/T) x.
+    """Relative temperature T > 0 of the rollout engine, from the slope of y = (1 - 1/T) x through the origin.
 
-    Not measured if no temperature explains the line, not even a uniform engine.
+    Not measured if no T > 0 explains the slope, not even an engine that samples uniformly.
     """
 
     @override

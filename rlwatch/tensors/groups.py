@@ -28,8 +28,8 @@ def consecutive(n: int, size: int, device: torch.device | None = None) -> Tensor
     Ids are negative, which means that no group continues in another batch. ``device``: of the result. Raises
     ``ValueError`` if groups of ``size`` do not divide ``n`` responses.
 
-        >>> consecutive(4, 2).tolist()
-        [-1, -1, -2, -2]
+    >>> consecutive(4, 2).tolist()
+    [-1, -1, -2, -2]
     """
     if size < 1 or n % size:
         raise ValueError(f"{n} responses do not divide into groups of {size}")
@@ -162,7 +162,7 @@ def scores(rewards: Tensor, right: Tensor | None = None) -> Tensor:
 
 
 def near(x: Tensor, y: Tensor) -> Tensor:
-    """Return True where ``x`` and ``y`` are equal up to rounding; False where one is not finite."""
+    """Return a mask, True where ``x`` and ``y`` are equal up to rounding; False where either is not finite."""
     return (x - y).abs() <= EQUAL_RELATIVE * torch.maximum(x.abs(), y.abs()) + EQUAL_ABSOLUTE
 
 

@@ -21,7 +21,10 @@ from rlwatch.tensors.masked import keep, masked_count, masked_max, masked_min, m
 
 @dataclass(frozen=True, slots=True)
 class Stat(ABC):
-    """Base of statistics that can be merged over batches; ``count`` is the number of values measured, 0-d."""
+    """Base of statistics that can be merged over batches and ranks.
+
+    ``count``: number of values measured, 0-d; 0 means that there is nothing to report.
+    """
 
     count: Tensor
 
@@ -57,7 +60,7 @@ class Stat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Single(Stat):
-    """Base of statistics that keep only their count and one number, by default the one that is reported."""
+    """Base of statistics that keep only their count and one number, ``kept``, which is reported as it is by default."""
 
     kept: Tensor
 
@@ -68,7 +71,7 @@ class Single(Stat):
 
 @dataclass(frozen=True, slots=True)
 class Total(Single):
-    """Sum of the values."""
+    """Sum of all values measured in a step."""
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
@@ -130,11 +133,11 @@ class Max(Single):
 
 @dataclass(frozen=True, slots=True)
 class Min(Single):
-    """Smallest value; NaN if one value is NaN."""
+    """Smallest of all values measured; NaN if one of them is NaN."""
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure the values of ``x`` inside ``mask``."""
+        """Measure the minimum of the values ``x`` inside ``mask``, a tensor of the same shape."""
         return cls(masked_count(mask, x), masked_min(x, mask))
 
     @override
@@ -174,7 +177,7 @@ class RankMean(Total):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure the values of ``x`` inside ``mask``, on this rank."""
+        """Measure the sum of the values ``x`` inside ``mask``, a tensor of the same shape, on this rank."""
         count = masked_count(mask, x)
         return cls(count, masked_sum(x, mask), torch.ones_like(count))
 

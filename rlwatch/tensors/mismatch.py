@@ -615,8 +615,10 @@ def load_stats(experts: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_mismatch(batch: TokenBatch) -> Stats:
-    """Return the size of the mismatch: log-probs, raw weights and probabilities; empty if the engine gave no
+    """Return statistics of the size of the mismatch between trainer and rollout engine; empty without the engine's
     log-probs.
+
+    They are those of the log-probs, of the raw importance weights, and of the probabilities.
     """
     if batch.rollout_logp is None:
         return {}

@@ -69,7 +69,7 @@ class Kept(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Keep the values ``x`` (B,) inside ``mask`` (B,)."""
+        """Keep the values ``x`` (B,), one per response, inside ``mask`` (B,)."""
         return cls(masked_count(mask, widen(x)), (widen(x),), (mask.bool(),))
 
     @override

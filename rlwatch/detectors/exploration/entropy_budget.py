@@ -82,7 +82,7 @@ class LawFit:
         self._fall = Window(rows=30, steps=100, least=8)
 
     def update(self, step: int, entropy: float, reward: float | None, *, learn: bool = True) -> None:
-        """Read a row's entropy (nats/token) and reward (None if not measured).
+        """Read entropy (nats per token) and mean ``reward`` (None if not measured) of the row at ``step``.
 
         ``learn``: False to follow only the entropy, because the reward has collapsed and no law holds.
         """

@@ -32,7 +32,7 @@ class MismatchCorrelation(RiseDetector):
         self._gap_base = Baseline()
 
     def listen(self, step: ClosedStep) -> None:
-        """Read the mean difference of the probabilities from every row."""
+        """Read the mean difference between the probabilities of trainer and rollout engine from the row ``step``."""
         gap = finite(step, "mismatch/prob_absdiff")
         if gap is not None:
             self._gap.update(step.step, gap)

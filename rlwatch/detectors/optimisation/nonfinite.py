@@ -139,7 +139,7 @@ class NonfiniteChain:
 
 
 def broken(step: ClosedStep, bad: set[str]) -> list[str]:
-    """Return the links of the training chain (such as logits, loss, gradient) that have non-finite values in the row
+    """Return the links of the training chain (such as reward, ratio, loss, gradient) with non-finite values in the row
     ``step``.
 
     ``bad``: names of the row's non-finite metrics, without those that are merely switched off.
@@ -152,7 +152,9 @@ def _counted(step: ClosedStep, name: str) -> bool:
 
 
 class ChainWatch:
-    """Follow the chain of broken links over rows; :meth:`with_row` returns it with a row that is not stored."""
+    """Record of which links of the training chain (from reward to gradient) broke, that is, had non-finite values, and
+    when.
+    """
 
     def __init__(self) -> None:
         self._chain = NonfiniteChain()
@@ -161,7 +163,7 @@ class ChainWatch:
         self._trace: tuple[int, dict[str, JSON]] | None = None
 
     def notice(self, event: Event) -> None:
-        """Store the trace of the last localisation, if the event reports one."""
+        """Store where the last non-finite values came from, if the ``event`` reports that they were traced."""
         traced = event.body.get("trace") if event.kind == LOCALISED else None
         if isinstance(traced, Mapping) and event.step is not None:
             self._trace = (event.step, dict(traced))

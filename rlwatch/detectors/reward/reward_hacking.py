@@ -259,7 +259,7 @@ class HeldOut:
 
     @property
     def rises(self) -> bool:
-        """True if the last scores are clearly above the first and near the highest."""
+        """True if the last held-out scores are clearly above the first and near the highest."""
         if self._first is None:
             return False
         now = median_low(self._last)

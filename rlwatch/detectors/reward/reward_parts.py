@@ -29,14 +29,16 @@ ALL = 0.9
 
 
 class RewardPart(SeriesHistory):
-    """Level and course of one part of the reward."""
+    """Course of one part of the reward, such as that for the format: its level, its best, and how long it has been
+    there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._pinned = Hold(forgive=3)
 
     def update(self, step: int, value: float) -> None:
-        """Read the part's next finite value, at a step."""
+        """Read the next finite ``value`` of this part of the reward, at a training ``step``."""
         super().update(step, value)
         self._pinned.update(step, self.full)
 
@@ -47,7 +49,10 @@ class RewardPart(SeriesHistory):
 
     @property
     def full(self) -> bool:
-        """True if half of the last rows match the best row so far, or nearly all answers earn the part."""
+        """True if this part of the reward is at its maximum.
+
+        Half of the last rows match the best row so far, or nearly all answers earn the part.
+        """
         if self.high <= 0.0 or not self.moves:
             return False
         return self.level >= PINNED * self.high or (self.share and self.level >= NEARLY_EVERYBODY)
@@ -85,7 +90,7 @@ class RewardParts(BaseDetector):
         self._domination: Finding | None = None
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return True if the row has a part of the reward."""
+        """Return True if the row ``step`` has the mean of a part of the reward, such as that for the format."""
         return any(finite(step, name) is not None for name in members(step, PREFIX))
 
     def judge(self, step: ClosedStep) -> list[Finding]:

@@ -146,7 +146,9 @@ class DegenerateBatch(BaseDetector):
         return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the lengths and rewards of the row; return a finding once enough rows were degenerate."""
+        """Judge lengths and rewards of the row ``step``; return a finding once enough rows in succession were
+        degenerate.
+        """
         low, mean, high = (finite(step, f"len/{what}") for what in ("min", "mean", "max"))
         clipped, silent = finite(step, "len/clipped"), silent_share(step)
         if low is None or mean is None or high is None or clipped is None or silent is None:
@@ -189,8 +191,9 @@ class DegenerateBatch(BaseDetector):
 
 
 def density(zlib_ratio: float) -> float:
-    """Return compressed bytes over bytes, given their inverse ``zlib_ratio``: prose 0.3 to 0.5, random characters 0.7
-    and more.
+    """Return compressed bytes over bytes of a text: 0.3 to 0.5 for prose, 0.7 and more for random characters.
+
+    ``zlib_ratio``: the inverse, bytes over compressed bytes.
     """
     return MOST if zlib_ratio <= 0.0 else min(1.0 / zlib_ratio, MOST)
 

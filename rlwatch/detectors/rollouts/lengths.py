@@ -45,8 +45,9 @@ class LengthSurge(RiseDetector):
         return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the lengths of the row; a surge is ignored if the reward rose with it, or within a few small
-        batches.
+        """Judge the lengths of the row ``step``; return a surge as a finding, if there is one.
+
+        A surge is ignored if the reward rose with it, or if it lies within a few small batches.
         """
         found = super().judge(step)
         self._long.update(step.step, bool(found) and not self._reward.risen())

@@ -59,7 +59,7 @@ class Validation:
 
     @property
     def now(self) -> float | None:
-        """Median of the last three scores; None with fewer."""
+        """Median of the last three held-out scores; None if there are fewer."""
         return median(self._scores.values[-3:]) if len(self._scores) >= 3 else None
 
     @property

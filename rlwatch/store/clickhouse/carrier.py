@@ -199,7 +199,7 @@ class ClickHouse:
         return ClickHouseShipment(self._engine, self._name, run_id, time.time)
 
     def make(self) -> None:
-        """Create missing tables, and set for how many days their rows are kept, as the address gives it."""
+        """Create missing tables; set for how many days ClickHouse keeps their rows, as the store's address says."""
         for statement in tables(self._name):
             self._engine.do(statement)
         for table in BULK:

@@ -35,7 +35,9 @@ class ClickHouseShipment:
         self._names: dict[int, bytes] = {}
 
     def send(self, db: Connection, bulk: Load) -> None:
-        """Store the bulk of a batch in ClickHouse; it counts once the transaction of :meth:`note` has committed."""
+        """Store rows, tokens and completions of a batch in ClickHouse; they count once the transaction of :meth:`note`
+        commits.
+        """
         if not (bulk.records or bulk.spikes or bulk.completions):
             return
         if not self._epoch:

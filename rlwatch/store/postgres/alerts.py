@@ -148,8 +148,9 @@ class Alerts(People):
         return sorted(leased, key=attrgetter("created_at"))
 
     def settle_message(self, message: OutboxMessage) -> None:
-        """Store the outcome of a delivery and end the lease, unless the message is final or leased by another caller by
-        now.
+        """Store the outcome of a delivery of ``message``, and end its lease (the claim of the process that sends it).
+
+        Nothing changes if the stored message is no longer pending, or, for a failure, if it was leased anew meanwhile.
         """
         m = message
         with self._changing(m.run_id) as db:

@@ -116,7 +116,7 @@ class SeriesBackend(Protocol):
         ...
 
     def moments(self, db: Connection, run_id: str) -> SeriesPart:
-        """Return the Unix times of the records, as values."""
+        """Return the Unix times of the run's records, in the form of a metric whose values are the times."""
         ...
 
     def last_values(

@@ -40,10 +40,10 @@ _MAY_MAKE_TABLES = """coalesce(
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """An advisory lock of the server, with the right that a login needs for the lock to count.
+    """An advisory lock of the PostgreSQL server, and the condition under which a holder counts.
 
-    ``number``: its own, of 64 bits. ``may``: SQL with parameters ``values``, true of a login ``a.usesysid`` that has
-    the right.
+    ``number``: the lock's key, 64 bits. ``may``: SQL condition on a login ``a.usesysid``, with parameters ``values``,
+    that is true if the login has the right that the lock needs: others who hold the key are ignored.
     """
 
     number: int
@@ -90,7 +90,7 @@ def making(address: PostgresAddress) -> Lock:
 
 
 def locked(db: Connection, lock: Lock) -> bool:
-    """Take the lock unless a permitted process holds it; return True if it was taken."""
+    """Try to take the lock; return True if it was taken, False if another permitted process holds it."""
     numbers: tuple[int, ...] = (lock.number,)
     asked = "advisory_lock(%s)"
     if not _done(db, f"pg_try_{asked}", numbers):

@@ -135,7 +135,9 @@ class RunQueries(ABC):
             return list(islice(_merged(_decoded(metric_sets(db, run_id), rows), events), limit))
 
     def judged(self, run_id: str) -> tuple[int, int]:
-        """Return the ``seq`` up to which findings, forecasts and alerts are written, and the run's last ``seq``."""
+        """Return two sequence numbers of the run: up to which findings, forecasts and alerts are written, and the last
+        one.
+        """
         with self.snapshot(run_id) as db:
             return runrow.judged(db, run_id)
 
@@ -202,7 +204,7 @@ class RunQueries(ABC):
         return Series("ts", steps, moments, attempts, seqs)
 
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
-        """Return metric name -> (step, value) as last recorded."""
+        """Return metric name -> (step, value) of the last row that has the metric."""
         with self.snapshot(run_id) as db:
             sets = metric_sets(db, run_id)
             newest = [*self._carrier.last_values(db, run_id, sets), *newest_rows(db, run_id, "forecast", sets)]

@@ -146,7 +146,7 @@ def _empty(shape: tuple[int, ...]) -> Cells:
 
 
 def pack_cells(cells: Cells) -> bytes:
-    """Return cells as bytes: one field after the other, each metric by metric."""
+    """Return the summaries ``cells`` as bytes: one field after the other, and within it metric by metric."""
     return b"".join(cells[name].astype(kind).tobytes() for name, kind in _FIELDS.items())
 
 

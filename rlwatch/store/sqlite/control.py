@@ -367,7 +367,9 @@ class ControlTables(PeopleTables):
         return sorted(leased, key=attrgetter("created_at"))
 
     def settle_message(self, message: OutboxMessage) -> None:
-        """Store the outcome of a message's delivery and end its lease."""
+        """Store the outcome of a delivery of ``message``, and end its lease (the claim of the process that sends
+        it).
+        """
         with self._made_control(message.run_id) as db:
             settle_message(db, message)
 

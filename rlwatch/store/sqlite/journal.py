@@ -94,7 +94,7 @@ class JournalPosition:
         return number <= self.upto or number in self.above
 
     def after(self, numbers: Iterable[int]) -> JournalPosition:
-        """Return the position once the items with these numbers are stored, too."""
+        """Return the position after the database also holds the items with these ``numbers``."""
         numbers = list(numbers)
         if not self.above and numbers == list(range(self.upto + 1, self.upto + 1 + len(numbers))):
             return JournalPosition(self.nonce, self.upto + len(numbers))  # in order, as mostly
@@ -307,7 +307,10 @@ class SQLiteJournal:
         return True
 
     def stored(self, mark: JournalPosition) -> None:
-        """Set what the database now holds of the journal, and remove files that are no longer needed."""
+        """Record up to which item the database holds the journal, and remove journal files that are no longer needed.
+
+        ``mark``: position of the items that the database holds.
+        """
         self.mark = mark
         self.tend()
 
@@ -419,7 +422,7 @@ class EndReserve:
                 self._at += len(frame)
 
     def make_room(self) -> None:
-        """Remove the reserve file from the disk."""
+        """Free the reserved disk space, so that the run's end can be written although the disk is full."""
         with contextlib.suppress(OSError):
             self._reserve.unlink(missing_ok=True)
 

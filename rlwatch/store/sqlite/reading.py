@@ -365,7 +365,9 @@ class RunTables(ABC):
         return ()
 
     def configs(self, run_id: str) -> dict[int, Mapping[str, JSON]]:
-        """Return attempt -> the configuration that its process passed; ``{}`` if it passed none."""
+        """Return attempt -> the configuration that the attempt's process passed to rlwatch, ``{}`` if it passed
+        none.
+        """
         with self.snapshot(run_id) as db:
             return runrow.configs(db)
 

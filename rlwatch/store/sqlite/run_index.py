@@ -108,7 +108,7 @@ class RunsAtRest:
         self._refused = False
 
     def recall(self, entry: os.DirEntry[str]) -> RunInfo | None:
-        """Return the cached run of this directory of ``root``; None if it is not cached or has changed since."""
+        """Return the cached run of the directory ``entry``; None if it is not cached or has changed since."""
         rest = self._rest(entry)
         if rest is None:
             return None
@@ -127,9 +127,10 @@ class RunsAtRest:
         return rest if rest is not None and _holds(rest.stamp, entry) else None
 
     def look(self, entry: os.DirEntry[str]) -> Stamp | None:
-        """Return the stamp to pass to :meth:`keep`, taken before the run is read.
+        """Return the stamp of a run's directory ``entry``, to pass to :meth:`keep`; taken before the run is read.
 
-        None if the run is not at rest, or changed only just now: then it cannot be cached.
+        The stamp shows later whether files changed. None if the run is not at rest, or changed only just now: then it
+        cannot be cached.
         """
         stamp = (_stamp(entry.path), *(_stamp(f"{entry.path}/{name}") for name in _FILES))
         return stamp if settled(stamp) and not files_in(Path(entry.path)) else None

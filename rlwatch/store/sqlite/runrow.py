@@ -42,8 +42,9 @@ def create(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
 
 
 def resume(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
-    """Begin the run's next attempt at ``now`` (Unix seconds) with what ``run`` gives of it; return the run as
-    stored.
+    """Begin the run's next attempt at ``now`` (Unix seconds); return the run as stored.
+
+    ``run``: description by the new attempt's process; what it leaves out stays as it was.
     """
     with transaction(db):
         return _begin(db, _resumed(db, load(db, run.run_id), run), run, now)

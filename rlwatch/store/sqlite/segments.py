@@ -151,7 +151,7 @@ class Stream:
         return self.old_bytes + (self.now.bytes if self.now is not None else 0)
 
     def files(self) -> list[SegmentFile]:
-        """Return the files that hold something, oldest first."""
+        """Return the journal files of the stream in use so far, oldest first."""
         return [*self.old, *([self.now] if self.now is not None else [])]
 
     def here(self) -> SegmentFile:
