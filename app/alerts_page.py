@@ -1,4 +1,4 @@
-"""The list of incidents: alerts of each run, their symptoms, assignee and notifications; and the silences."""
+"""Page with the incidents of all runs (related alerts as one row), the dialog of one incident, and the silences."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ INCIDENT_COLUMNS = (
 )
 
 OPENS = "incident:"
-"""Prefix of a click on an incident; the id of its leading alert follows."""
+"""Prefix of the message of a click on an incident; the id of its leading alert follows."""
 ACKNOWLEDGE = "take:"
-"""Prefix of a click on "acknowledge"; the id of the incident's leading alert follows."""
+"""Prefix of the message of a click on "acknowledge"; the id of the incident's leading alert follows."""
 
 DELIVERY_LOOK = {
     OutboxStatus.SENT: ("✓", BLUE),
@@ -48,7 +48,7 @@ DELIVERY_LOOK = {
 
 
 def matching(dockets: Sequence[IncidentRecord], choice: str) -> list[IncidentRecord]:
-    """Return the incidents that match one of :data:`CHOICES`."""
+    """Return the incidents that match ``choice``, one of :data:`CHOICES`."""
     if choice == HEARTBEATS:
         return [docket for docket in dockets if docket.incident.heartbeat]
     found = [docket for docket in dockets if not docket.incident.heartbeat]
@@ -60,7 +60,7 @@ def matching(dockets: Sequence[IncidentRecord], choice: str) -> list[IncidentRec
 
 
 def headline(dockets: Sequence[IncidentRecord]) -> str:
-    """Return the headline, as ``2 incidents firing, 1 acknowledged``."""
+    """Return the headline of the page, as ``2 incidents firing, 1 acknowledged``."""
     firing = [docket for docket in dockets if docket.open and not docket.incident.heartbeat]
     if not firing:
         return "No firing incidents"
@@ -72,13 +72,15 @@ def headline(dockets: Sequence[IncidentRecord]) -> str:
 
 
 def silence_words(silence: Silence, now: float) -> str:
-    """Describe a silence, as ``kind kl_drift for 2 h more, by ann: new data``."""
+    """Describe a silence, as ``kind kl_drift for 2 h more, by ann: new data``; ``now`` is in Unix seconds."""
     left = fmt.duration(max(0.0, silence.until - now))
     return fmt.shorten(f"{matchers(silence)} for {left} more, by {silence.by}: {silence.why}", 300)
 
 
 def incident_row(docket: IncidentRecord, now: float, *, may_take: bool) -> table.TableRow:
-    """Return the incident as a row of :data:`INCIDENT_COLUMNS`; ``may_take``: the user may acknowledge it."""
+    """Return an incident as a row of the table with :data:`INCIDENT_COLUMNS`; ``may_take``: the user may acknowledge
+    it.
+    """
     incident, run = docket.incident, docket.run
     project, name = ("", "") if run is None else (run.project, run.name)
     lead, quiet = incident.lead, docket.standing is not IncidentState.FIRING
@@ -104,7 +106,7 @@ def incident_row(docket: IncidentRecord, now: float, *, may_take: bool) -> table
 
 
 def acknowledge_cell(docket: IncidentRecord) -> table.Cell:
-    """Return a link that acknowledges the incident, if it is firing and not acknowledged yet."""
+    """Return a cell with a link that acknowledges the incident; empty if it is resolved or acknowledged."""
     taken = docket.standing is IncidentState.ACKNOWLEDGED
     if not docket.open or taken:
         return table.text("")
@@ -112,13 +114,13 @@ def acknowledge_cell(docket: IncidentRecord) -> table.Cell:
 
 
 def resolved_words(alert: Alert) -> str:
-    """Return ``over at step 4 900``, or an empty string while the alert fires."""
+    """Return ``resolved at step 4 900``, or an empty string while the alert fires."""
     over = alert.state is AlertState.RESOLVED and alert.resolved_step is not None
     return f"resolved at step {fmt.step(alert.resolved_step)}" if over else ""
 
 
 def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
-    """Return the delivery status: the worst of the incident's messages, and a list of all behind a click."""
+    """Return a cell with the worst delivery status of an incident's messages, and a list of all behind a click."""
     if not messages:
         return table.text("not sent", quiet=True)
     lines = [(message.channel, delivery_words(message)) for message in messages]
@@ -132,7 +134,7 @@ def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
 
 
 def page(go_to_run: GoToRun) -> None:
-    """Draw all incidents of the store, and refresh them while the page is open."""
+    """Draw the page with all incidents of the store, and refresh it while it is open."""
     with layout.readable():
         dialog_if_open()
     st.fragment(_body, run_every=layout.REFRESH_S)(go_to_run)
@@ -205,26 +207,26 @@ def _choice() -> str:
 # The dialog of one incident: its alerts, notifications and history; and acknowledge, snooze, silence and note.
 
 OPEN = "incident-open"
-"""Session key of the id of an alert of the open incident."""
+"""Session key under which the id of an alert of the open incident is stored."""
 ADDRESS = "incident"
-"""Query parameter with the same id, for shared links."""
+"""Query parameter with the id of an alert of the open incident, for shared links."""
 ACTS = ("Acknowledge", "Snooze", "Silence", "Note")
 
 
 def open_incident(alert_id: str) -> None:
-    """Open the dialog of the incident that the alert belongs to."""
+    """Open the dialog of the incident that contains the alert with the given id."""
     st.session_state[OPEN] = alert_id
 
 
 def close_incident() -> None:
-    """Close the dialog and remove the incident from the address."""
+    """Close the incident dialog and remove the incident from the page's address."""
     st.session_state.pop(OPEN, None)
     with suppress(KeyError):
         del st.query_params[ADDRESS]
 
 
 def dialog_if_open() -> None:
-    """Draw the dialog if it is open or the address names an incident. A rerun does not close it."""
+    """Draw the incident dialog if it is open or the address names an incident. A rerun does not close it."""
     alert_id = st.session_state.get(OPEN) or st.query_params.get(ADDRESS)
     if not alert_id:
         return
@@ -258,7 +260,7 @@ def _dialog(docket: IncidentRecord) -> None:
 
 
 def subject(docket: IncidentRecord) -> Markup:
-    """Return the incident's run, alerts, severity, onset, status and most likely cause."""
+    """Return the head of an incident as HTML: run, alerts, severity, onset, status and most likely cause."""
     incident, run = docket.incident, docket.run
     project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
     name = fmt.shorten((run.name if run else "") or incident.run_id, 240)
@@ -284,7 +286,7 @@ def _severity(alert: Alert, docket: IncidentRecord) -> Markup:
 
 
 def alerts_list(docket: IncidentRecord) -> Markup:
-    """Return a list of the alerts with message, onset, status and numbers."""
+    """Return the alerts of an incident as an HTML list with message, onset, status and numbers."""
     items = []
     for alert in docket.incident.alerts:
         look = LOOKS[SEVERITY_WORD[alert.severity]]
@@ -314,7 +316,7 @@ def _facts(alert: Alert, docket: IncidentRecord) -> list[str]:
 
 
 def delivery_list(docket: IncidentRecord) -> Markup:
-    """Return a list of notifications: channel, message and delivery status."""
+    """Return the notifications of an incident as an HTML list with channel, message and delivery status."""
     title = el("div", "Delivery", cls="rl-panel")
     if not docket.messages:
         return joined(title, el("div", "not sent", cls="rl-quiet"))
@@ -330,7 +332,9 @@ def _event(message: OutboxMessage) -> str:
 
 
 def history_list(audit: tuple[AuditEntry, ...], now: float) -> Markup:
-    """Return a list of user actions and notes, the newest first."""
+    """Return the user actions and notes of an incident as an HTML list, the newest first; ``now`` is
+    in Unix seconds.
+    """
     title = el("div", "History", cls="rl-panel")
     if not audit:
         return joined(title, el("div", "nothing yet", cls="rl-quiet"))
@@ -352,13 +356,13 @@ DONE = {"acknowledge": "acknowledged", "snooze": "snoozed", "note": "noted", "si
 
 
 def message_words(alert: Alert) -> str:
-    """Return the message, preceded by the alert's kind unless the message contains it."""
+    """Return the message of an alert, preceded by the alert's kind unless the message contains it."""
     what, message = fmt.words(alert.kind), fmt.shorten(alert.message, 300)
     return message if what.casefold() in message.casefold() else f"{what}: {message}"
 
 
 def delivery_words(message: OutboxMessage) -> str:
-    """Return the delivery status: ``sent``, ``pending, 2 tries, last error: …`` or ``dead after 8 tries: …``."""
+    """Return the delivery status of a message: ``sent``, ``pending after 2 tries: …`` or ``dead after 8 tries: …``."""
     error = fmt.shorten(message.last_error, 160)
     tries = fmt.plural(message.attempts, "try", "tries")
     if message.status is OutboxStatus.SENT:

@@ -1,9 +1,9 @@
 """The data endpoint: runs, series, states and changes as JSON, for the pages and for user scripts.
 
-The endpoint is read-only, and the same server serves it behind the same gate as the pages. ``openapi.json`` in this
-directory describes every route and is served at ``/api/openapi.json``. NaN and infinities are sent as the strings
-``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; a value that was not recorded is left out of its series. Integers beyond
-2^53, which a browser would round, are sent as strings, too.
+The endpoint is read-only, and is served by the dashboard's server behind the gate that also protects the pages.
+``openapi.json`` in this directory describes every route and is served at ``/api/openapi.json``. NaN and infinities are
+sent as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; a value that was not recorded is left out of its
+series. Integers beyond 2^53, which a browser would round, are also sent as strings.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ OPENAPI = Path(__file__).with_name("openapi.json")
 POINTS, MOST_POINTS = 500, 100_000
 MOST_METRICS = 500
 MOST_VALUES = 5_000_000
-"""Largest number of metrics times points in a response."""
+"""Most values (metrics times points) in a response."""
 MOST_ROWS = 10_000
-"""Largest number of rows whose times are sent without thinning."""
+"""Most rows whose times are sent without thinning."""
 MOST_LISTED = 500
-"""Largest number of rows of the list in a response."""
+"""Most rows of the list of runs in a response."""
 MOST_STREAMS = 64
 BEAT_S, POLL_S = 15.0, 5.0
-"""Seconds between two heartbeats of a stream; between two polls of a store that sends no notifications."""
+"""Seconds between two heartbeats of an event stream, and between two polls of a store that sends no notifications."""
 GAP_S = 1.0
-"""Shortest time between two events of a stream."""
+"""Least seconds between two events of a stream."""
 
 LONG = 2**63
 
 
 class BadRequestError(RLWatchError):
-    """Raised for a parameter that cannot be parsed."""
+    """Error for a request parameter that cannot be parsed."""
 
 
 def answered(body: Mapping[str, Any], status: int = 200) -> Response:
-    """Return a response of strict JSON that must not be cached."""
+    """Return an HTTP response with ``body`` as strict JSON and the ``status`` code, marked as not to be cached."""
     text = json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     headers = {"cache-control": "no-store"} | ({"retry-after": "5"} if status == 503 else {})
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
@@ -84,7 +84,7 @@ async def _answer(work: Callable[..., Json], *args: Any) -> Response:
 
 
 def principal_of(request: Request) -> Principal:
-    """Return the name and role that the gate has put into the request."""
+    """Return the user (name and role) whom the gate has put into the headers of the request."""
     return Principal(unquote(request.headers.get(NAME_HEADER, "")), request.headers.get(ROLE_HEADER, ""))
 
 
@@ -92,7 +92,7 @@ def principal_of(request: Request) -> Principal:
 
 
 def whole(value: int | None) -> int | str | None:
-    """Return an integer, as a string where a browser would round it.
+    """Return the integer ``value``, as a string if a browser would round it.
 
     >>> whole(2**53 - 1), whole(2**53)
     (9007199254740991, '9007199254740992')
@@ -101,7 +101,7 @@ def whole(value: int | None) -> int | str | None:
 
 
 def plain(value: float | None) -> float | str | None:
-    """Return a number for JSON, as a string if it is not finite.
+    """Return the number ``value`` for JSON: NaN and infinities as strings, others unchanged.
 
     >>> plain(0.5), plain(math.nan), plain(-math.inf)
     (0.5, 'NaN', '-Infinity')
@@ -112,14 +112,14 @@ def plain(value: float | None) -> float | str | None:
 
 
 def wholes(values: np.ndarray) -> list[int | str]:
-    """:func:`whole` of each of ``values`` (N,)."""
+    """Return the integers ``values`` (N,) for JSON, those that a browser would round as strings."""
     found: list[int | str] = values.tolist()
     far = bool(len(values)) and (int(values.max()) > FARTHEST or int(values.min()) < -FARTHEST)
     return [whole(int(value)) or 0 for value in found] if far else found
 
 
 def numbers(values: np.ndarray) -> list[float | str | None]:
-    """Return ``values`` (N,) for JSON, those that are not finite as strings."""
+    """Return the numbers ``values`` (N,) for JSON, NaN and infinities as strings."""
     found: list[float | str | None] = values.tolist()
     for at in np.flatnonzero(~np.isfinite(values)).tolist():
         found[at] = plain(float(values[at]))
@@ -151,14 +151,14 @@ def _flag_of(request: Request, name: str) -> bool:
 
 
 async def described(request: Request) -> Response:
-    """Return the OpenAPI description of all routes, with this dashboard's address."""
+    """Answer a request with the OpenAPI description of all routes, including this dashboard's address."""
     text = json.loads(OPENAPI.read_text(encoding="utf-8"))
     base = request.scope["path"].removesuffix("/api/openapi.json")
     return answered({**text, "servers": [{"url": base or "/"}]})
 
 
 async def listed(request: Request) -> Response:
-    """Return all runs in the order of the list, those that need attention first."""
+    """Answer a request with all runs in the order of the list of runs, those that need attention first."""
     return await _answer(_listed, request)
 
 
@@ -181,7 +181,7 @@ def _listed(request: Request) -> Json:
 
 
 async def rows_listed(request: Request) -> Response:
-    """Return rows of the list of runs as the page draws them, for rows that come in sight."""
+    """Answer a request with rows of the list of runs as the page draws them, for rows that scroll into view."""
     return await _answer(_rows_listed, request)
 
 
@@ -196,7 +196,7 @@ def _rows_listed(request: Request) -> Json:
 
 
 def run_json(entry: RunEntry) -> Json:
-    """Return one entry of the list of runs."""
+    """Return one run of the list of runs, with its state, last values and failure risk, for JSON."""
     run, verdict, forecast = entry.run, entry.vitals.verdict, entry.vitals.forecast
     values = entry.vitals.values
     return {
@@ -220,7 +220,7 @@ def run_json(entry: RunEntry) -> Json:
 
 
 def identity(run: RunInfo) -> Json:
-    """Return the names of a run and its progress."""
+    """Return the id, names, source and progress of a run for JSON."""
     return {
         "run_id": run.run_id,
         "project": run.project,
@@ -243,7 +243,7 @@ def identity(run: RunInfo) -> Json:
 
 
 async def series(request: Request) -> Response:
-    """Return metrics of a run: in full, for a range of steps, thinned, or only the new rows."""
+    """Answer a request with metrics of a run: all rows, a range of steps, thinned, or only new rows."""
     return await _answer(_series, request)
 
 
@@ -326,7 +326,9 @@ def _progress(run: RunInfo, starts: Mapping[int, int]) -> Json:
 
 
 class Times:
-    """Unix times of a run's rows, by sequence number; for a few new rows only their times are read."""
+    """Times (Unix seconds) of a run's rows by sequence number; if a few new rows are asked for, only
+    theirs are read.
+    """
 
     def __init__(self, run: RunInfo, after: int) -> None:
         if after:
@@ -338,7 +340,7 @@ class Times:
             self._seqs, self._times = moments.seqs, moments.values
 
     def of(self, seqs: np.ndarray) -> list[float | None]:
-        """Return the times of rows ``seqs`` (N,), None for a row without a time."""
+        """Return the times of the rows with the sequence numbers ``seqs`` (N,); None for a row without a time."""
         if not len(self._seqs):
             return [None] * len(seqs)
         at = np.minimum(np.searchsorted(self._seqs, seqs), len(self._seqs) - 1)
@@ -347,7 +349,17 @@ class Times:
 
 
 def columns(recorded: Mapping[str, str], read: Mapping[str, Series], times: Times | None) -> Json:
-    """Return the series by requested name. Series with the same rows share an entry of ``rows``."""
+    """Return series and their rows for JSON; series with equal rows share an entry of ``rows``.
+
+    Parameters
+    ----------
+    recorded
+        Name under which each requested metric is recorded.
+    read
+        Series by recorded name.
+    times
+        Times of the rows; None leaves them out.
+    """
     rows: list[Json] = []
     known: dict[bytes, int] = {}
     found: Json = {}
@@ -366,7 +378,7 @@ def columns(recorded: Mapping[str, str], read: Mapping[str, Series], times: Time
 
 
 async def axes(request: Request) -> Response:
-    """Return the positions of a run's steps on the other axes."""
+    """Answer a request with the positions of a run's steps on the time, token and crash axes."""
     return await _answer(_axes, request.path_params["run_id"])
 
 
@@ -389,7 +401,7 @@ def _axes(run_id: str) -> Json:
 
 
 async def state(request: Request) -> Response:
-    """Return the state, headline, cause and permitted actions of one run."""
+    """Answer a request with the state, headline, cause and permitted actions of one run."""
     return await _answer(_state, request.path_params["run_id"], principal_of(request))
 
 
@@ -400,7 +412,7 @@ def _state(run_id: str, who: Principal) -> Json:
 
 
 def state_json(run: RunInfo, who: Principal) -> Json:
-    """Return the state of a run; state and headline are the engine's, unchanged."""
+    """Return the state, headline, cause and alerts of a run, and the commands that ``who`` may send, for JSON."""
     now, vitals = time.time(), queries.vitals(run)
     asked, alerts = queries.commands(run.run_id), queries.alerts(run.run_id)
     pause = pause_of(run, asked, now)
@@ -459,7 +471,9 @@ def state_json(run: RunInfo, who: Principal) -> Json:
 
 
 async def events(request: Request) -> Response:
-    """Stream server-sent events: one whenever the run, or any run of the store, has changed."""
+    """Answer a request with a stream of server-sent events: one each time the run, or any run of the store, has
+    changed.
+    """
     if _Streams.open >= MOST_STREAMS:
         return answered({"error": f"{MOST_STREAMS} streams are open already: try again later"}, 503)
     runs = frozenset(filter(None, request.query_params.getlist("run")))
@@ -475,7 +489,7 @@ class _Streams:
 
 
 async def told_of(runs: frozenset[str], until: float) -> AsyncIterator[str]:
-    """Yield events of ``runs`` (empty: of all) until the end of the session (Unix seconds)."""
+    """Yield events for changes of ``runs`` (empty: of any run) until the session ends at ``until`` (Unix seconds)."""
     _Streams.open += 1
     try:
         with news.HUB.listening() as listener:

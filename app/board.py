@@ -1,4 +1,4 @@
-"""Charts on one axis, as plain JSON that ``board.js`` draws with uPlot (``vendor/``).
+"""Boards: charts that share an axis and a cursor, as plain JSON that ``board.js`` draws with uPlot (``vendor/``).
 
 Every drawn point was measured; a NaN or an infinity is a mark on the axis with its word in the tooltip; a value beyond
 the range is a triangle at the edge with its value. No HTML is built here, and every name is drawn as text.
@@ -34,11 +34,11 @@ LINEAR, LOG, ASINH = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line: its points, and how it looks. ``mute``: not in the tooltip.
+    """One line of a chart: its points and its style. ``mute``: not in the tooltip.
 
-    ``area`` (2, N): low and high ends of the shaded area around its points; ``dots``: their size where no line joins
-    them; ``told`` (N,): values for the tooltip where they differ from the height of the points. ``place``: its entry of
-    the legend, where several runs are drawn; ``smooth``: it is a smoothed line.
+    ``area`` (2, N): low and high ends of the shaded area around its points; ``dots``: size of the points if no line
+    joins them; ``told`` (N,): values for the tooltip if they differ from the height of the points. ``place``: its entry
+    of the legend, if several runs are drawn; ``smooth``: it is a smoothed line.
     """
 
     curve: ThinnedCurve
@@ -58,10 +58,11 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A heat map instead of lines: a row for each of ``names``, a column from each of ``starts`` (C + 1) to the next.
+    """A heat map in place of lines: a row for each of ``names``, a column from each of ``starts`` (C + 1) to the next.
 
     ``values`` (R, C), NaN where nothing was measured; the colour of a cell is its value divided by the ``usual`` (R,)
-    value of its row, and blank if that is NaN. ``bad`` (R, C): cells that were not finite, in a colour of their own.
+    value of its row, and blank if that is NaN. ``bad`` (R, C): cells that were not finite, drawn in a colour of their
+    own.
     """
 
     names: Sequence[str]
@@ -87,12 +88,12 @@ class Shades:
 
 @dataclass(frozen=True, slots=True)
 class BoardChart:
-    """One chart. ``name`` identifies it; ``rules`` are horizontal lines with their labels.
+    """One chart of a board. ``name`` identifies it; ``rules`` are horizontal lines with their labels.
 
-    ``ends``: range and scale of its axis for each look (linear or logarithmic, each with outliers cut and not), where
-    the browser chooses; ``usual``: the range beyond which values are outliers. ``pin``: the text of a pinned chart
-    (``layouts.py``), ``columns`` wide; ``pair``: two charts in one; ``made``: from other metrics, so the browser cannot
-    fetch its rows.
+    ``ends``: range and scale of its axis for each view (linear or logarithmic, each with outliers cut and not), if the
+    browser chooses; ``usual``: the range beyond which values are outliers. ``pin``: the text of a pinned chart
+    (``layouts.py``), ``columns`` wide; ``pair``: two charts in one; ``made``: computed from other metrics, so the
+    browser cannot fetch its rows.
     """
 
     name: str
@@ -121,7 +122,7 @@ class BoardChart:
 
 @dataclass(frozen=True, slots=True)
 class ChartSection:
-    """Charts under one heading; ``more`` are folded behind a click, and ``open``: unfolded.
+    """Charts under one heading; ``more`` of them are folded behind a click, and ``open``: unfolded.
 
     ``span``: width in thirds of the page, by default its number of charts.
     """
@@ -137,10 +138,12 @@ class ChartSection:
 
 @dataclass(frozen=True, slots=True)
 class StepAxis:
-    """Mapping from steps to positions on the axis, by ``steps`` and ``places`` (N,), or unchanged if both are None.
+    """Mapping from steps to positions on a chart's axis, by ``steps`` and ``places`` (N,), or the identity if both are
+    None.
 
-    ``kind`` is ``step``, ``crash`` (steps from it), ``time`` (hours), ``tokens`` (millions) or ``chance`` (per cent).
-    ``origin``: the step from which positions are counted, where steps exceed the integers that a browser holds exactly.
+    ``kind`` is ``step``, ``crash`` (steps from the crash), ``time`` (hours), ``tokens`` (millions) or ``chance`` (per
+    cent). ``origin``: the step from which positions are counted, if steps exceed the integers that a browser holds
+    exactly.
     """
 
     kind: str = "step"
@@ -149,34 +152,34 @@ class StepAxis:
     origin: int = 0
 
     def of(self, steps: Any) -> Floats:
-        """Return the positions of ``steps``."""
+        """Return the positions of ``steps`` on the axis."""
         if self.steps is None or self.places is None:
             counted = np.asarray(steps)
             return (counted - self.origin if self.origin else counted).astype(np.float64)
         return np.interp(np.asarray(steps, dtype=np.float64), self.steps, self.places)
 
     def step(self, place: float) -> int:
-        """Return the step nearest to a position."""
+        """Return the step nearest to the position ``place`` on the axis."""
         if self.steps is None or self.places is None:
             return min(round(place) + self.origin, LAST)
         return round(float(np.interp(place, self.places, self.steps)))
 
 
 LAST = 2**63 - 1
-"""The largest step that a store holds."""
+"""The largest step that a store can hold."""
 
 
 def by_step(first: int, last: int) -> StepAxis:
-    """Return the axis of steps from ``first`` to ``last``."""
+    """Return the axis whose positions are the steps from ``first`` to ``last``."""
     return StepAxis(origin=first if last > charts.FARTHEST else 0)
 
 
 @dataclass(slots=True)
 class Board:
-    """All charts of a part of a page. Boards with the same ``key`` share a cursor; ``window`` is in steps.
+    """Charts of a part of a page that share an axis. Boards with equal ``key`` share a cursor; ``window`` is in steps.
 
-    ``looks``: the view that is drawn and the run, where the browser draws other views by itself (``look.js``).
-    ``legend``: the runs of a comparison, which the browser hides and shows.
+    ``looks``: the drawn view and the run, if the browser draws other views by itself (``look.js``). ``legend``: the
+    runs of a comparison, which the browser hides and shows.
     """
 
     key: str
@@ -194,7 +197,7 @@ class Board:
     legend: Sequence[Mapping[str, Any]] | None = None
 
     def data(self) -> Json:
-        """Return the input of the script, strict JSON for any measured values."""
+        """Return the input of ``board.js`` as strict JSON, for any measured values."""
         return {
             "key": self.key,
             "axis": self.place.kind,
@@ -325,7 +328,7 @@ class Board:
 
 
 def points(curve: ThinnedCurve, place: StepAxis) -> tuple[list[float], list[float | None]]:
-    """Return positions and values, with a None between two points where the line must break.
+    """Return the positions and values of a curve's points, with a None between two points where the line must break.
 
     Rows of one step are placed a thousandth of a step apart, or only one of them would be drawn.
     """
@@ -343,7 +346,7 @@ def points(curve: ThinnedCurve, place: StepAxis) -> tuple[list[float], list[floa
 
 
 EXACT = (1e-12, 1e9)
-"""Sizes of numbers that powers of ten, which are exact themselves, round to their nearest decimal."""
+"""Bounds of the absolute values that are rounded to decimals by an exact power of ten."""
 
 
 def _all_digits(values: Floats) -> list[float]:
@@ -377,17 +380,19 @@ def _digits(value: float) -> float | int:
 # Ranges of axes.
 
 LOG_SPREAD = 200.0
-"""A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
+"""Ratio of the largest value to the median from which a positive metric is drawn on a logarithmic axis."""
 ROOM = 0.06
-"""Margin above and below the values, as a part of their span."""
+"""Margin above and below the values, as a share of their span."""
 EDGE, BEYOND = 0.02, 2.0
-"""Outliers are at most this part of the rows at either end, and lie this many spans of the others away from them."""
+"""Largest share of the rows at either end that may be outliers, and their least distance from the rest
+in spans of it.
+"""
 RUN = 3
-"""Neighbouring rows that may be outliers together: longer stretches are a change, not a spike."""
+"""Most neighbouring rows that may be outliers together; more are a change, not a spike."""
 
 
 def usual_range(values: Floats) -> tuple[float, float]:
-    """Return the lowest and highest of ``values`` (N,) in order, without single outliers.
+    """Return the lowest and highest of ``values`` (N,), without single outliers.
 
     Values that last for more than a few rows are never left out, and the last row is always included.
     """
@@ -451,22 +456,22 @@ def axis_range(
 
 
 def library() -> None:
-    """Send the drawing library, once a page and before any board, so that later messages carry only data."""
+    """Send the drawing library to the browser, once a page and before any board."""
     _mounted("rlwatch_board_library", _library())(key="board-library", height=1)
 
 
 AT = "at"
-"""Query parameter of the step that was clicked."""
+"""Query parameter with the step that was clicked."""
 
 
 def at_step(params: Mapping[str, str]) -> int | None:
-    """Return the step in the address, or None."""
+    """Return the clicked step in the page's address, or None."""
     text = params.get(AT, "")
     return int(text) if text.lstrip("-").isdigit() else None
 
 
 def show_by_address(board: Board) -> None:
-    """Draw a board whose range and selected position are kept in the address."""
+    """Draw a board whose range and selected position are kept in the page's address."""
     params, key, asked_key = st.query_params, board.key, f"{board.key}-asked"
     board.at, board.asked = at_step(params), st.session_state.get(asked_key)
 
@@ -485,7 +490,7 @@ def show_by_address(board: Board) -> None:
 
 
 def show(board: Board, key: str, on_ask: Callable[[Mapping[str, Any]], None] | None = None) -> None:
-    """Draw the board; ``on_ask`` receives the request of a click or a drag before the page is redrawn."""
+    """Draw a board; ``on_ask`` receives the request of a click or a drag before the page is redrawn."""
 
     def on_change() -> None:
         asked = getattr(st.session_state.get(key), "ask", None)
@@ -524,7 +529,10 @@ def _mounted(name: str, script: str) -> Callable[..., Any]:
 
 
 def lines_of(branches: Branches, ink: Ink, smooth: ThinnedCurve | None = None) -> list[ChartLine]:
-    """Return the current branch, pale below its smoothed line if there is one, and the replaced branches dimmed."""
+    """Return the lines of a metric: the current branch, and the branches that a restart replaced, dimmed.
+
+    With a smoothed line in ``smooth``, the current branch is drawn pale below it.
+    """
     raw = ChartLine(branches.current, ink.line, width=1.0 if smooth else 1.5, alpha=0.35 if smooth else 1.0)
     found = [] if smooth is None else [ChartLine(smooth, ink.line, "smoothed", width=1.8)]
     old = [ChartLine(curve, ink.quiet, "replaced", width=1.0, alpha=0.5, mute=True) for curve in branches.replaced]

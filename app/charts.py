@@ -1,4 +1,4 @@
-"""The range of steps that a page shows, from its address, and the colours of its charts."""
+"""Range of steps that a page shows, read from its address, and the colours of its charts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 FROM, TO = "from", "to"
 FARTHEST = 2**53 - 1
-"""The largest integer that a browser represents exactly: no slider and no field takes more."""
+"""Largest integer that a browser represents exactly; no slider and no field takes more."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """Steps ``low`` to ``high``, both included; ``follows`` the newest step where no end was chosen."""
+    """Range of steps from ``low`` to ``high``, both included; ``follows`` the newest step if no end was chosen."""
 
     low: int
     high: int
@@ -35,12 +35,14 @@ def slider_end(last: int) -> int:
 
 
 def slider_key(run_id: str, end: int) -> str:
-    """Return the key of the slider of steps; it changes once the run has outgrown the slider."""
+    """Return the widget key of a run's step slider up to ``end``; a new key makes Streamlit draw a new slider."""
     return f"steps-{run_id}-{end}"
 
 
 def read_window(params: Mapping[str, str], first: int, last: int) -> StepRange:
-    """Return the window in the address, within ``first`` to ``last``; the whole range if it is invalid."""
+    """Return the range of steps in the page's address, limited to ``first`` to ``last``; the whole range if it is
+    invalid.
+    """
     low, high = _int(params.get(FROM)), _int(params.get(TO))
     low = first if low is None else min(max(first, low), last)
     if high is None or high >= last:
@@ -49,7 +51,7 @@ def read_window(params: Mapping[str, str], first: int, last: int) -> StepRange:
 
 
 def write_window(params: MutableMapping[str, str], low: int, high: int, first: int, end: int) -> None:
-    """Put a chosen range into the address; the slider's ends (``first``, ``end``) mean "no limit"."""
+    """Put a chosen range of steps into the page's address; the slider's ends (``first``, ``end``) mean "no limit"."""
     for name, value, free in ((FROM, low, low <= first), (TO, high, high >= end)):
         if free:
             params.pop(name, None)
@@ -66,7 +68,7 @@ def _int(text: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """Colours (``#rrggbb``) that are legible on the theme's background."""
+    """Colours (``#rrggbb``) of charts that are legible on the theme's background."""
 
     line: str
     quiet: str

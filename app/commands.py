@@ -1,4 +1,4 @@
-"""Commands to a live run: their texts, preconditions, and the dialog that sends them."""
+"""Commands to a live run: their texts and preconditions, and the dialog that sends them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ RESET = "reset-reference"
 
 @dataclass(frozen=True, slots=True)
 class CommandForm:
-    """One command. ``explanation`` is Markdown; ``typed``: the run's name must be typed, because it cannot be undone.
+    """Texts of the dialog for one command. ``explanation`` is Markdown; ``typed``: the run's name must be typed to
+    confirm.
 
     ``labels`` and ``values`` name the arguments and the values of choices.
     """
@@ -203,11 +204,13 @@ _FORMS = (
 )
 
 FORMS: Mapping[str, CommandForm] = {form.kind: form for form in _FORMS}
-"""Form of every command, by its kind."""
+"""Dialog texts of every command, by its kind."""
 
 
 def menu_kinds(*, paused: bool) -> list[str]:
-    """Return the kinds in the menu next to the first button, which is reset or, for a paused run, resume."""
+    """Return the kinds of command in the menu, without the one that has a button (reset or, for a
+    paused run, resume).
+    """
     first = {"resume", "pause"} if paused else {"resume", RESET}
     return [kind for kind in FORMS if kind not in first]
 
@@ -227,19 +230,19 @@ REFUSED = {
     "set-kl-coef": "a lower coefficient would free the collapsing policy, and will be refused unless forced",
     UNDO_LAST: "what would be refused as a command of its own will be refused here, too, unless forced",
 }
-"""Consequence of a firing collapse for each command that may be vetoed."""
+"""Consequence of sending each command while a collapse fires, for the commands that rlwatch may refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """One precondition: ``met`` is True, False, or None where only the trainer knows."""
+    """One precondition of a command: ``met`` is True, False, or None if only the trainer knows."""
 
     met: bool | None
     text: str
 
 
 def new_key() -> str:
-    """Return an idempotency key: one per opening of the dialog, so that a double click sends one command."""
+    """Return a new idempotency key for one opening of the dialog, so that a double click sends one command."""
     return uuid.uuid4().hex
 
 
@@ -253,7 +256,17 @@ def checks(
     paused: bool = False,
     dead: bool = False,
 ) -> list[Precondition]:
-    """Return the preconditions of a command, each checked against the store where it can be."""
+    """Return the preconditions of sending the command ``kind`` to a run, each checked as far as the store allows.
+
+    Parameters
+    ----------
+    kind, run, alerts
+        The command, the run, and the alerts of the run.
+    stale, dead, paused
+        State of the trainer.
+    has_reference
+        True if the trainer has a reference model, None if unknown.
+    """
     found = [_alive(run, stale=stale and not paused, dead=dead and not paused)]
     if kind in NEEDS_REFERENCE:
         found.append(Precondition(has_reference, _reference_words(has_reference)))
@@ -270,7 +283,7 @@ def checks(
 
 
 def collapsing(alerts: Sequence[Alert]) -> list[Alert]:
-    """Return the firing critical alerts of a collapse: while there are any, the trainer refuses unless forced."""
+    """Return the firing critical alerts of a collapse; while there are any, the trainer refuses some commands."""
     critical = [a for a in alerts if a.state is AlertState.FIRING and a.severity is Severity.CRITICAL]
     return sorted((a for a in critical if a.kind in COLLAPSE_KINDS), key=lambda alert: alert.onset_step)
 
@@ -299,14 +312,14 @@ def _collapse_words(kind: str, collapse: Sequence[Alert]) -> str:
 
 
 def may_send(run: RunInfo, kind: str, typed: str) -> bool:
-    """Return True if the run is live and its name (or id) was typed, for a command that needs that."""
+    """Return True if the run is live and, for a command that needs it, the text ``typed`` is the run's name or id."""
     return run.state is RunState.RUNNING and (not FORMS[kind].typed or " ".join(typed.split()) == confirmation(run))
 
 
 def impossible(run: RunInfo, who: Principal) -> str:
-    """Return the reason why ``who`` cannot send a command to the run now; empty if they can.
+    """Return the reason that ``who`` cannot send a command to the run now; empty if they can.
 
-    A collapse is no such reason: the command can be forced, and the dialog explains how.
+    A collapse is no such reason, since the command can be forced, and the dialog explains how.
     """
     if not who.may_command:
         return layout.LOOK_ONLY
@@ -318,7 +331,7 @@ def impossible(run: RunInfo, who: Principal) -> str:
 
 
 def confirmation(run: RunInfo) -> str:
-    """Return the text to type: the name on one line, or the id if there is no name short enough."""
+    """Return the text that the user must type to confirm a command: the run's name on one line, or its id."""
     name = " ".join(run.name.split())
     return name if 0 < len(name) <= TYPEABLE else run.run_id
 
@@ -335,7 +348,7 @@ def send(
     key: str,
     clock: Clock | None = None,
 ) -> Command:
-    """Queue a command; the same ``key`` twice gives the same command.
+    """Queue a command for a run; a second call with an equal ``key`` returns the first command.
 
     Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` for arguments that are not allowed,
     ``ControlUnavailableError`` and ``StoreBusyError``.
@@ -355,30 +368,30 @@ def send(
 
 
 def cancel_command(store: CommandStore, run_id: str, command_id: str, *, by: Principal) -> Command:
-    """Cancel a command that was not started, and return its new state. Raises as :func:`send` does."""
+    """Cancel a queued command that no trainer has started, and return its new state. Raises as :func:`send` does."""
     by.require_command()
     return cancel(store, run_id, command_id, by=by.name)
 
 
 def reset_due(alerts: Sequence[Alert]) -> bool:
-    """Return True if a reset is due: KL has saturated or held-out scores have stalled, without a collapse."""
+    """Return True if a reset of the reference is due: KL saturated or held-out scores stalled, without a collapse."""
     due = ("kl_saturation", "reset_due")
     saturated = any(alert.state is AlertState.FIRING and alert.kind in due for alert in alerts)
     return saturated and not collapsing(alerts)
 
 
 def missed(command: Command, now: float) -> bool:
-    """Return True if no trainer claimed it in time; its row records that only at the next poll for commands."""
+    """Return True if the command expired before a trainer took it; the store records this only later."""
     return command.status is CommandStatus.QUEUED and 0 < command.expires_at <= now
 
 
 def waiting(commands: Sequence[Command], now: float) -> bool:
-    """Return True if a command has no outcome yet."""
+    """Return True if any of ``commands`` has no outcome yet."""
     return any(command.status.open and not missed(command, now) for command in commands)
 
 
 def outcome(command: Command, now: float) -> str:
-    """Return the outcome of a command, as ``done at step 4 816``."""
+    """Return the status of a command in words, as ``done at step 4 816``."""
     if missed(command, now) or (command.status is CommandStatus.EXPIRED and command.claimed_at is None):
         return "expired: no trainer took it"
     at = "" if command.finished_step is None else f" at step {fmt.step(command.finished_step)}"
@@ -405,30 +418,30 @@ def _worded(value: JSON) -> str:
 # The dialog that sends a command to a live run.
 
 COMMAND_PENDING = "command-pending"
-"""Session key of ``(run id, kind, idempotency key)`` while the dialog is open."""
+"""Session key of ``(run id, kind, idempotency key)`` while the command dialog is open."""
 
 CHECK_LOOK = {True: ("✓", BLUE), None: ("◌", GREY), False: ("▲", AMBER)}
 
 
 def open_dialog(run_id: str, kind: str) -> None:
-    """Open the dialog for a run, with a fresh idempotency key."""
+    """Open the dialog that sends the command ``kind`` to a run, with a new idempotency key."""
     st.session_state[COMMAND_PENDING] = (run_id, kind, new_key())
 
 
 def open_chosen(run_id: str, menu_key: str) -> None:
-    """Open the dialog for the command chosen in the menu."""
+    """Open the dialog for the command that was chosen in the menu with the widget key ``menu_key``."""
     kind = str(st.session_state.get(menu_key))
     if kind in FORMS:
         open_dialog(run_id, kind)
 
 
 def close() -> None:
-    """Close the dialog."""
+    """Close the command dialog."""
     st.session_state.pop(COMMAND_PENDING, None)
 
 
 def dialog_if_open(run: RunInfo) -> None:
-    """Draw the dialog if it is open for this run. Its state is in the session: a rerun does not close it."""
+    """Draw the command dialog if it is open for this run. Its state is in the session, so a rerun does not close it."""
     run_id, kind, key = st.session_state.get(COMMAND_PENDING, ("", "", ""))
     if run_id == run.run_id:
         st.dialog(FORMS[kind].title, width="medium", on_dismiss=close)(_dialog)(run, FORMS[kind], key)

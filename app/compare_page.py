@@ -1,4 +1,4 @@
-"""Comparison of runs: which metrics diverged first, their curves on one axis, their settings."""
+"""Page that compares runs: the metrics that diverged first, their curves on one axis, and their settings."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ CHOSEN = "compared-runs"
 NOT_GROUPED, BY_PROJECT, BY_NAME_STEM, BY_TAGS = "each run", "project", "name without its last number", "tags"
 BY_SEEDS = "seeds of one configuration"
 GRAIN = {Axis.TIME: 1000.0}
-"""Positions are integers: steps, tokens or milliseconds, so that short steps do not coincide."""
+"""Integer positions for each unit of an axis; time is in milliseconds, so that short steps do not coincide."""
 UNITS = {Axis.STEP: 1.0, Axis.TOKENS: 1e6, Axis.TIME: 3600e3, Axis.CRASH: 1.0}
 SCALED = {Axis.TOKENS: ", millions", Axis.TIME: ", hours"}
 AXES = {Axis.STEP: "step", Axis.TOKENS: "tokens", Axis.TIME: "time", Axis.CRASH: "distance to the crash"}
 
 
 def page(go_to_run: GoToRun) -> None:
-    """Draw the page: runs chosen here or in the list of runs, on one axis."""
+    """Draw the page that compares runs, which are chosen on it or in the list of runs."""
     with layout.readable():
         known = queries.runs_by_id()
         chosen = _chosen(known)
@@ -160,7 +160,7 @@ PARTED_COLUMNS = (
 
 
 def show_parted(comparisons: Sequence[Comparison]) -> None:
-    """Draw a sentence for each pair, and a table of every metric that diverged."""
+    """Draw a sentence for each pair of runs, and a table of every metric that diverged."""
     st.html(el("div", "Diverged first", cls="rl-family"))
     st.html(
         joined(
@@ -198,7 +198,10 @@ class Group:
 
 
 def groups_of(runs: Sequence[RunInfo], by: str, differing: Sequence[ConfigOption]) -> list[Group]:
-    """Group the runs by a shared setting, in the order in which they were chosen."""
+    """Divide runs into groups by the property ``by`` (seeds, project, name, tags or a setting), in the given order.
+
+    ``differing``: the settings in which the runs differ.
+    """
     if by == NOT_GROUPED:
         return [Group(called(run), (run,)) for run in runs]
     setting = next((one for one in differing if one.name == by), None)
@@ -294,14 +297,16 @@ def _offered(url: str, versions: tuple[Version, ...]) -> list[str]:  # noqa: ARG
 
 
 def first_metrics(offered: Sequence[str], comparisons: Sequence[Comparison]) -> list[str]:
-    """Return the metrics that diverged, earliest first, then the most informative others."""
+    """Return the metrics to draw first: those that diverged, earliest first, then the most informative others."""
     parted = [one.metric for comparison in comparisons for one in comparison.partings if not one.apart_from_start]
     return [name for name in dict.fromkeys((*parted[: FIRST_PANELS // 2], *offered)) if name in offered][:FIRST_PANELS]
 
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A run on an axis: its ruler, and its first and last position in the units of :data:`GRAIN`."""
+    """A run on an axis: its ruler (mapping from rows to positions), and its first and last position in units of
+    :data:`GRAIN`.
+    """
 
     ruler: Ruler
     first: int
@@ -396,12 +401,13 @@ def _smoothed(
 
 
 def curve_of(rows: MetricSeries) -> ThinnedCurve:
-    """Return the rows of a run as a line."""
+    """Return the rows of a metric of one run, thinned to a drawable curve."""
     return thin(rows.x.astype(np.int64), rows.values, BUCKETS)
 
 
 def mean_of(members: Sequence[MetricSeries]) -> tuple[ThinnedCurve, Floats]:
-    """Return the mean over the runs, and the mean ± standard deviation (2, N), where two or more have a value.
+    """Return the mean of a metric over runs, and mean ± standard deviation (2, N), at places where two or more have a
+    value.
 
     The rows of a run are first averaged within each of :data:`BUCKETS` buckets; values that are not finite are marked
     and left out of the mean.
@@ -429,14 +435,14 @@ def mean_of(members: Sequence[MetricSeries]) -> tuple[ThinnedCurve, Floats]:
 
 
 def written(value: object) -> str:
-    """Return a setting's value for a cell, a dash if it is missing."""
+    """Return a setting's value as text for a table cell, a dash if it is missing."""
     if isinstance(value, Absent):
         return fmt.NOTHING
     return fmt.shorten("null" if value is None else cell(value), 60)
 
 
 def show_settings(runs: Sequence[RunInfo], differing: Sequence[ConfigOption], go_to_run: GoToRun) -> None:
-    """Draw the settings in which the runs differ, one column per run, with a link to each run."""
+    """Draw a table of the settings in which the runs differ, one column a run, with a link to each run."""
     st.html(el("div", "Settings that differ", cls="rl-family"))
     if not differing:
         st.caption("No differences in the recorded settings.")

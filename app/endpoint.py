@@ -1,7 +1,7 @@
 """Routes of the data endpoint and of the pages' scripts; importing this module loads no code of a store.
 
-Scripts are plain ES modules in this directory, served unchanged under an address with a hash of their content, so that
-a browser fetches each once. The drawing library is not a module and is wrapped as one here.
+Scripts are plain ES modules in this directory, served unchanged at an address with a hash of their content, so that a
+browser fetches each once. The drawing library is not a module and is wrapped as one here.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ROUTES = {
     "/api/runs/{run_id}/state": "state",
     "/api/events": "events",
 }
-"""Path -> the function of :mod:`app.api` that handles it."""
+"""Name of the function in :mod:`app.api` that handles each path."""
 
 
 def routes(base_path: str = "") -> list[Route]:
-    """Return all routes of the endpoint, below ``base_path``."""
+    """Return all routes of the data endpoint and the scripts, below ``base_path``."""
     found = [Route(base_path + path, _answering(name), methods=["GET"]) for path, name in ROUTES.items()]
     return [*found, Route(f"{base_path}/web/{{version}}/{{name}}", script, methods=["GET"])]
 
@@ -50,7 +50,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def module_address(name: str, base_path: str = "") -> str:
-    """Return the address of a script; it changes with the content."""
+    """Return the URL path of the script ``name``; it changes if the content of any script changes."""
     scripts = modules()
     version = sha256("\0".join(scripts[one] for one in sorted(scripts)).encode()).hexdigest()[:16]
     return f"{base_path}/web/{version}/{name}"
@@ -58,7 +58,7 @@ def module_address(name: str, base_path: str = "") -> str:
 
 @cache
 def modules() -> dict[str, str]:
-    """Return the text of every script by name."""
+    """Return the text of every script of the pages by file name."""
     found = {name: (HERE / name).read_text(encoding="utf-8") for name in MODULES}
     library, sheet, own = (
         (HERE / name).read_text(encoding="utf-8")
@@ -72,7 +72,10 @@ def modules() -> dict[str, str]:
 
 
 async def script(request: Request) -> Response:
-    """Return a script of the pages; for the hash of another version the current script, not to be cached."""
+    """Answer a request with a script of the pages.
+
+    A request for another version gets the current script, marked as not to be cached.
+    """
     name = request.path_params["name"]
     text = modules().get(name)
     if text is None:

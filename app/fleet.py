@@ -1,4 +1,4 @@
-"""All runs for the list of runs: their state, sparklines, groups and order."""
+"""Data of the list of runs: state, sparklines (small curves), groups and order of all runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ STILL_S = 5.0
 """Seconds without a step after which a run is checked for a pause."""
 RISK = "forecast/p50"
 POINTS = 30
-"""Buckets of a sparkline, two points each."""
+"""Buckets of a sparkline, each drawn as two points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All runs with their vitals, alerts and pauses, and the errors of runs that could not be read."""
+    """All runs of a store with their vitals (state and last values), alerts and pauses, and the errors of unreadable
+    runs.
+    """
 
     runs: tuple[RunInfo, ...]
     vitals: Mapping[str, Vitals]
@@ -41,7 +43,7 @@ class Fleet:
 
 
 def fleet(*, deleted: bool = False) -> Fleet:
-    """Return everything that the list of runs needs except curves; ``deleted``: for the deleted runs."""
+    """Return all runs and everything that the list of runs needs except curves; ``deleted``: the deleted runs only."""
     with READING:  # what one page reads the next one finds read
         return _fleet(deleted=deleted)
 
@@ -77,7 +79,7 @@ def _pause(run: RunInfo, now: float) -> Pause | None:
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """One metric of a run in the list: its last value, its trend and a sparkline."""
+    """One metric of a run in the list: its last value, its trend and a small curve."""
 
     curve: ThinnedCurve
     value: float | None = None
@@ -88,7 +90,10 @@ NO_CURVE = Spark(ThinnedCurve(np.empty(0, np.int64), np.empty(0), np.empty(0, np
 
 
 def sparks(run: RunInfo, known: Vitals, names: Iterable[str]) -> dict[str, Spark]:
-    """Return the sparklines of the recorded metrics, by name; they are read again only after new rows."""
+    """Return the small curves of the metrics ``names`` of a run; they are read again only after new rows.
+
+    ``known`` are the run's vitals; metrics that were not recorded are left out.
+    """
     kept, at = _kept_sparks(store_url()), version(run)
     wanted = {name: RISK if name == RISK else known.sources.get(name) for name in names}
     absent = [
@@ -116,7 +121,7 @@ def _kept_sparks(url: str) -> dict[tuple[str, str], tuple[Version, Spark]]:  # n
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One run and its current health."""
+    """One run of the list with its state, vitals and alerts."""
 
     run: RunInfo
     health: StatusWord
@@ -125,12 +130,15 @@ class RunEntry:
 
     @property
     def heard(self) -> float:
-        """Return the time of the last step (Unix seconds), or of the start."""
+        """Time of the run's last step, or of its start, in Unix seconds."""
         return self.run.last_ts or self.run.created_at
 
 
 def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
-    """Return all runs, those that need attention first; among equals the most recently updated first."""
+    """Return an entry for every run, those that need attention first, then the most recently updated first.
+
+    ``now`` is in Unix seconds.
+    """
     found = []
     for run in fleet.runs:
         known, alerts = fleet.vitals[run.run_id], fleet.alerts.get(run.run_id, ())
@@ -140,7 +148,7 @@ def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
 
 
 def why(entry: RunEntry) -> str:
-    """Return the reason for the run's state, else its last alarm."""
+    """Return the reason for a run's state or, without one, its last resolved alarm; "" if there is none."""
     if entry.health.why:
         return entry.health.why
     last = last_alarm(entry.alerts)
@@ -148,13 +156,13 @@ def why(entry: RunEntry) -> str:
 
 
 def last_alarm(alerts: Sequence[Alert]) -> Alert | None:
-    """Return the alarm that was resolved last."""
+    """Return the resolved alert with the latest onset; None if there is none."""
     over = [alert for alert in alerts if alert.state is AlertState.RESOLVED and alert.fired_at is not None]
     return max(over, key=lambda alert: alert.onset_step, default=None)
 
 
 def risk(entry: RunEntry) -> float | None:
-    """Return the chance of a failure within 50 steps, or None: see :func:`rlwatch.state.forecast_allowed`."""
+    """Return the probability of a failure within 50 steps; None if the run has no forecast."""
     forecast = entry.vitals.forecast
     return None if forecast is None else forecast.p50
 
@@ -163,7 +171,7 @@ def risk(entry: RunEntry) -> float | None:
 
 
 def facts(run: RunInfo) -> SearchDocument:
-    """Return the searchable facts of the run; flattening a configuration takes about 1 ms."""
+    """Return the searchable facts of a run; they are cached, since flattening a configuration takes about 1 ms."""
     kept = _kept_facts(store_url())
     at = (run.attempt, run.curation.edited_at or 0.0)
     known = kept.get(run.run_id)
@@ -210,17 +218,21 @@ SORTS: Mapping[str, Callable[[RunEntry], Any]] = {
     "last step": lambda entry: entry.heard,
     "started": lambda entry: entry.run.created_at,
 }
-"""Columns that the list can be sorted by, and their sort keys."""
+"""Columns that the list of runs can be sorted by, and the functions that return their sort keys."""
 
 
 def kl(known: Vitals) -> float | None:
-    """Return the last KL to the reference, from the first of its estimators that was logged."""
+    """Return a run's last KL to the reference model, from the first of its estimators that was logged; None without
+    one.
+    """
     names = ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k1", "policy/kl_ref_k2")
     return next((known.values[name] for name in names if name in known.values), None)
 
 
 def in_order(entries: Sequence[RunEntry], by: str) -> list[RunEntry]:
-    """Sort entries by ``"reward, highest"``; otherwise the most urgent first. Runs without a value come last."""
+    """Sort entries by ``by``, as ``"reward, highest"``; for any other text, keep their order. Runs without a value
+    come last.
+    """
     name, _, way = by.rpartition(", ")
     if name not in SORTS:
         return list(entries)
@@ -234,7 +246,7 @@ NOT_GROUPED, BY_PROJECT, BY_NAME, BY_TAGS = "", "project", "name without its las
 
 
 def group_names(runs: Iterable[RunInfo]) -> list[str]:
-    """Return the names by which runs can be grouped: common fields, and the settings in which they differ."""
+    """Return the properties by which runs can be grouped: common fields, and the settings in which they differ."""
     given: dict[str, set[str]] = {}
     for run in runs:
         for name, value in _flat(run.config):
@@ -251,7 +263,7 @@ def _flat(config: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]
 
 
 def group_of(run: RunInfo, by: str) -> str:
-    """Return the name of the run's group."""
+    """Return the name of the group that a run belongs to when runs are grouped by ``by``."""
     if by == BY_PROJECT:
         return run.project
     if by == BY_NAME:
@@ -271,12 +283,14 @@ def groups(entries: Sequence[RunEntry], by: str) -> dict[str, list[RunEntry]]:
 
 
 def mean_spark(members: Sequence[Spark]) -> tuple[ThinnedCurve, np.ndarray]:
-    """Return the mean and band of a group's curves."""
+    """Return the mean of the small curves of a group, and its band (mean ± standard deviation)."""
     return mean_of([one.curve for one in members])
 
 
 def mean_words(values: Sequence[float | None]) -> str:
-    """Return ``0.41 ± 0.02`` over the finite values, with ``NaN in 2`` if some are not."""
+    """Return mean and standard deviation of the finite values, as ``0.41 ± 0.02``, with ``NaN in 2``
+    if some are not.
+    """
     held = [value for value in values if value is not None]
     finite = [value for value in held if math.isfinite(value)]
     odd = f"NaN in {len(held) - len(finite)}" if len(finite) < len(held) else ""

@@ -1,4 +1,4 @@
-"""Rows and columns of the list of runs."""
+"""Rows and columns of the list of runs, and its display options."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from .health import LOOKS, StatusWord, Word
 from .thinning import in_unit_square
 
 GROUP = "group:"
-"""Prefix of a click on a group; the group's name follows."""
+"""Prefix of the message of a click on a group; the group's name follows."""
 REWARD = "reward/mean"
 
 
 @dataclass(frozen=True, slots=True)
 class FleetColumn:
-    """A column: its style, and functions that return its cell for one run and for a group."""
+    """A column of the list of runs: its style, and functions that return its cell for one run and for a group."""
 
     style: str
     of_run: Callable[[RunEntry, Mapping[str, Spark], float], table.Cell]
@@ -141,7 +141,7 @@ COLUMNS: Mapping[str, FleetColumn] = {
 DEFAULT_COLUMNS = ("step", "reward", "entropy", "KL", "risk, 50 steps", "why", "last step")
 DEFAULT_CURVES = (REWARD,)
 SORTED_BY = {"risk, 50 steps": "risk"}
-"""Column -> its name as a sort key, where that differs."""
+"""Sort key of each column whose name differs from its sort key."""
 
 
 def _worst_risk(members: Sequence[RunEntry]) -> table.Cell:
@@ -151,7 +151,7 @@ def _worst_risk(members: Sequence[RunEntry]) -> table.Cell:
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """A line of the list: one run, or a group by its ``name``."""
+    """A line of the list of runs: one run, or a group by its ``name``."""
 
     entries: tuple[RunEntry, ...]
     name: str | None = None
@@ -161,7 +161,7 @@ class FleetRow:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Display options of the list. ``picked``: ids of the ticked rows; None: rows have no checkbox."""
+    """Columns, curves and order of the drawn list. ``picked``: ids of the ticked rows; None: rows have no checkbox."""
 
     columns: Sequence[str] = DEFAULT_COLUMNS
     curves: Sequence[str] = DEFAULT_CURVES
@@ -182,7 +182,7 @@ class FleetView:
         return found
 
     def heads(self) -> list[table.TableColumn]:
-        """Return the headers of all columns."""
+        """Return the headers of all columns of the list."""
         found = [table.TableColumn("state", "tight"), self._head(_titled("run_id"), "long")]
         for name, kind in self._kinds():
             if kind is None:
@@ -199,11 +199,11 @@ class FleetView:
         return table.TableColumn(name, style, sort if sort in SORTS else "", turned)
 
     def rows(self, lines: Sequence[FleetRow]) -> list[table.TableRow]:
-        """Return the rows; curves are read for these runs only."""
+        """Return the table rows for ``lines``; curves are read for these runs only."""
         return [self.run_row(line) if line.name is None else self._group_row(line.name, line) for line in lines]
 
     def run_row(self, line: FleetRow) -> table.TableRow:
-        """Return the row of one run."""
+        """Return the table row for a line that is a single run."""
         (entry,) = line.entries
         run = entry.run
         asked = [REWARD] if "reward" in self.columns else []
@@ -244,13 +244,16 @@ NORMAL, ARCHIVED, DELETED = "", "archived, too", "deleted"
 
 
 def listed(every: Fleet, which: str, now: float) -> list[RunEntry]:
-    """Return the runs of the list in its order: active ones, with archived ones, or the deleted ones of ``every``."""
+    """Return the entries of the list of runs in its order: active runs, or with ``which`` all runs in ``every``."""
     return [entry for entry in run_entries(every, now) if which or not entry.run.curation.archived]
 
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """The filtered part of the list and its display options, all kept in the address. ``picked``: as for the rows."""
+    """Filters and display options of the list of runs, all kept in the page's address.
+
+    ``picked``: ids of the ticked rows; None: rows have no checkbox.
+    """
 
     projects: Sequence[str] = ()
     states: Sequence[str] = ()
@@ -265,7 +268,9 @@ class ListView:
     picked: frozenset[str] | None = None
 
     def lines(self, entries: Sequence[RunEntry]) -> list[FleetRow]:
-        """Return rows of runs and, in a grouped list, of groups; a group of one run is shown as the run."""
+        """Return the lines of the filtered list: runs or, if grouped, groups, with the runs of each unfolded group
+        below it.
+        """
         fitting = matching(entries, projects=self.projects, states=self.states, tags=self.tags, text=self.text)
         ordered = in_order(fitting, self.sort)
         if self.group == NOT_GROUPED:
@@ -278,11 +283,11 @@ class ListView:
         return found
 
     def drawn(self, now: float) -> FleetView:
-        """Return the display options of its rows."""
+        """Return the display options of the list's rows at the time ``now`` (Unix seconds)."""
         return FleetView(self.columns, self.curves, self.sort, now, self.picked)
 
     def query(self) -> str:
-        """Return the view as a query, which :meth:`of_query` reads."""
+        """Return the filters and display options as a URL query, which :meth:`of_query` reads."""
         several = {name: list(getattr(self, name)) for name in SEVERAL}
         boxes = {} if self.picked is None else {"picked": sorted(self.picked) or [""]}
         one = {name: getattr(self, name) for name in ("text", "sort", "group", "which")}
@@ -290,7 +295,7 @@ class ListView:
 
     @classmethod
     def of_query(cls, all_of: Callable[[str], Sequence[str]]) -> ListView:
-        """Read a view from a query, whose values of a name ``all_of`` returns."""
+        """Read filters and display options from a URL query; ``all_of`` returns all values of a parameter."""
         made = cls(
             **{name: [value for value in all_of(name) if value] for name in SEVERAL},  # type: ignore[arg-type]
             text=next(iter(all_of("text")), ""),
@@ -304,4 +309,4 @@ class ListView:
 
 
 SEVERAL = ("projects", "states", "tags", "columns", "curves")
-"""Fields of a view with any number of values."""
+"""Fields of the list's options with any number of values."""

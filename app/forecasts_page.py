@@ -1,4 +1,4 @@
-"""The record of forecasts: past alarms with their outcomes, the calibration, and the "was this right?" dialog."""
+"""Page with the record of forecasts: past alarms and their outcomes, calibration, and a dialog for users' answers."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ LOOK = {
     Came.CUT_SHORT: ("◌", GREY),
 }
 JUDGE = "judge:"
-"""Prefix of a click on the last column; run, attempt and step follow."""
+"""Prefix of the message of a click on the last column; run id and step follow."""
 STEPS_OF_CHANCE = 1000
-"""Positions on the axis of chances: tenths of a per cent."""
+"""Positions on the axis of probabilities: tenths of a per cent."""
 PENDING = "judging"
-"""Session key of the forecast that is being judged: (run id, step)."""
+"""Session key of the forecast that is being rated: (run id, step)."""
 
 
 def headline(record: Record) -> str:
-    """Return the headline: ``3 of 5 alarms came true, a median of 41 steps early; 1 failure was missed``."""
+    """Return the headline of the page: ``3 of 5 alarms came true, a median of 41 steps early; 1 failure missed``."""
     right, wrong = record.count(Came.TRUE), record.count(Came.FALSE)
     if not record.runs:
         return "No forecasts yet"
@@ -65,7 +65,7 @@ def headline(record: Record) -> str:
 
 
 def past_row(past: Past, run: RunInfo | None, *, may_judge: bool) -> table.TableRow:
-    """Return the forecast as a row of :data:`COLUMNS`."""
+    """Return a past forecast alarm as a row of the table with :data:`COLUMNS`; ``may_judge``: the user may rate it."""
     shape, colour = LOOK[past.came]
     limit_label = REACHED.get(past.limit, "")
     lead = "" if past.lead is None else fmt.plural(past.lead, "step")
@@ -85,7 +85,9 @@ def past_row(past: Past, run: RunInfo | None, *, may_judge: bool) -> table.Table
 
 
 def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
-    """Return a link to the dialog, or the answer that was given."""
+    """Return a cell with the user's answer that a forecast was right or wrong, linked to the dialog if
+    ``may_judge``.
+    """
     asks = f"{JUDGE}{past.run_id}:{past.step}"
     if past.answer is not None:
         words = f"{'right' if past.answer.right else 'wrong'} ({fmt.shorten(past.answer.by, 60)})"
@@ -95,7 +97,9 @@ def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
 
 
 def curve_board(record: Record, ink: Ink) -> Board:
-    """Return the calibration curve: predicted chance against observed frequency, one dot per bin."""
+    """Return the calibration curve as a board: observed frequency of failures against predicted probability, a dot for
+    each bin.
+    """
     each = sorted(record.curve, key=lambda each: each.said)
     seen = _line([one.said for one in each], [one.came for one in each])
     lines = [
@@ -114,7 +118,7 @@ def _line(predicted: Sequence[float], came: Sequence[float]) -> ThinnedCurve:
 
 
 def curve_table(record: Record) -> Markup:
-    """Return the calibration as a table."""
+    """Return the calibration of the forecasts as an HTML table."""
     head = el("tr", *(el("th", name) for name in ("predicted", "observed", "steps", "runs")))
     rows = [
         el(
@@ -183,7 +187,7 @@ def _keep(past: Past, verdict: str | None, why: str) -> None:
 
 
 def page(go_to_run: GoToRun) -> None:
-    """Draw the record of all runs of the store that had forecasts."""
+    """Draw the record of forecasts of all runs of the store."""
     with layout.readable():
         _dialog_if_open()
         record, left = queries.forecast_record()

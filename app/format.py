@@ -1,4 +1,4 @@
-"""Text of the pages: numbers, times and words as in :mod:`rlwatch.wording`, evidence, and truncation."""
+"""Text of the pages: numbers, times and words from :mod:`rlwatch.wording`, evidence, and truncation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _TURNS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068
 
 
 def shorten(text: str, limit: int) -> str:
-    """Truncate text to ``limit`` characters, with an ellipsis; line ends, control characters and marks that change
-    the reading direction become spaces.
+    """Truncate text to ``limit`` characters, with an ellipsis.
+
+    Line ends, control characters and marks that change the reading direction become spaces.
 
     >>> shorten("a very long name", 8)
     'a very …'
@@ -31,17 +32,17 @@ def shorten(text: str, limit: int) -> str:
 
 
 def evidence_lines(body: Mapping[str, JSON]) -> list[tuple[str, str]]:
-    """Return the name and value of each entry."""
+    """Return the name and the formatted value of each entry of a finding's or event's evidence."""
     return [(name.replace("_", " "), evidence_value(entry)) for name, entry in body.items()]
 
 
 def evidence_line(body: Mapping[str, JSON], limit: int = 400) -> str:
-    """Return the evidence on one line, as ``optimizer clear · kl 0.310``, at most ``limit`` characters."""
+    """Return evidence on one line of at most ``limit`` characters, as ``optimizer clear · kl 0.310``."""
     return shorten(" · ".join(f"{name} {entry}" for name, entry in evidence_lines(body)), limit)
 
 
 def event_words(event: Event) -> tuple[str, str]:
-    """Return the name and description of an event: a command's result, author and reason, else the entries."""
+    """Return the name and description of an event: for a command its result, author and reason, else its entries."""
     report = event.body.get("report")
     if event.kind == STALLED:
         return words(event.kind), shorten(str(event.body.get("says", "")), 400)

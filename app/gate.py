@@ -56,7 +56,7 @@ SETTINGS = "RLWATCH_UI_SETTINGS"
 """Environment variable in which ``rlwatch ui`` passes the :class:`GateSettings`."""
 
 SESSION_S = 7 * 24 * 3600
-"""Duration of a session, in seconds."""
+"""Duration of a login session, in seconds."""
 
 TURN_S, SLOW_TURN_S, TRIES = 0.05, 0.25, "10/minute"
 """Delay of a token check in seconds, and the delay once an address has sent more wrong tokens than :data:`TRIES`."""
@@ -78,20 +78,20 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """Settings of the gate.
+    """Settings of the dashboard's gate.
 
     Parameters
     ----------
     origins
         Accepted origins, as ``http://localhost:8501``.
     wildcard
-        Accept the address that a request reached as an origin, too.
+        Also accept the address that a request reached as an origin.
     port
         Port of the server; part of the cookie's name, because cookies are shared between ports.
     base_path
         ``""`` or ``/name``.
     tokens
-        Role -> token.
+        Login token of each role.
     secret
         Key that signs sessions; it differs by store and by configured token.
     proxies
@@ -99,7 +99,7 @@ class GateSettings:
     user_header
         Header in which such a proxy names the user, in lower case.
     people
-        Role -> addresses that may log in by OIDC (:mod:`rlwatch_app.oidc`); empty: OIDC is off.
+        Addresses of each role that may log in by OIDC (:mod:`rlwatch_app.oidc`); empty: OIDC is off.
     """
 
     origins: Sequence[str]
@@ -115,7 +115,7 @@ class GateSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoginSession:
-    """Name and role of a logged-in user, and the end of the session."""
+    """Name and role of a logged-in user, and the end of the session in Unix seconds."""
 
     role: str
     name: str
@@ -123,7 +123,7 @@ class LoginSession:
 
 
 class Gate:
-    """Middleware that passes a request to ``app`` if host, origin and session are valid."""
+    """ASGI middleware that passes a request on to ``app`` if host, origin and session are valid."""
 
     def __init__(self, app: ASGIApp, settings: GateSettings, strangers: Strangers | None = None) -> None:
         self._app = app
@@ -406,12 +406,12 @@ class Turns:
         self._asking: Counter[str] = Counter()
 
     def wrong(self, client: str) -> None:
-        """Count a wrong token."""
+        """Count a wrong token from the address ``client``."""
         self._limiter.hit(self._tries, _household(client))
 
     @asynccontextmanager
     async def turn(self, client: str, receive: Receive) -> AsyncIterator[bool]:
-        """Wait for the client's turn and yield True, or False if the client disconnects first."""
+        """Wait for the client's turn in the queue and yield True, or False if the client disconnects first."""
         key = _household(client)
         queue = self._queues.setdefault(key, asyncio.Lock())
         self._asking[key] += 1
@@ -512,7 +512,21 @@ def login_page(
     *,
     by_oidc: bool = False,
 ) -> Response:
-    """Return the login form. It needs no script, and its content policy allows none."""
+    """Return the page with the login form; it needs no script, and its content policy allows none.
+
+    Parameters
+    ----------
+    base_path
+        URL path of the dashboard.
+    says
+        Message to show, or "".
+    after
+        Address to open after the login.
+    status, headers
+        Status and headers of the response.
+    by_oidc
+        Offer the login by OIDC.
+    """
     page = Template((HERE / "login.html").read_text(encoding="utf-8")).substitute(
         action=html.escape(f"{base_path}/login"),
         after=html.escape(after),
@@ -525,7 +539,7 @@ def login_page(
 
 
 def leave_page(action: str, token: str) -> Response:
-    """Return the page with the button that logs out."""
+    """Return the page with the button that logs out, which sends ``token`` to ``action``."""
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>rlwatch: log out</title>'
         "<style>body { font: 16px/1.5 system-ui, sans-serif; margin: 3rem; color-scheme: light dark; } "
@@ -537,7 +551,7 @@ def leave_page(action: str, token: str) -> Response:
 
 
 def again(connection: HTTPConnection) -> Response:
-    """Return a page that reloads itself: a browser sends no strict cookie with a link from another site."""
+    """Return a page that reloads itself, since a browser sends no strict cookie with a link from another site."""
     return onward(_here(connection), 401)
 
 
@@ -569,11 +583,13 @@ SKELETON = b"""<div id="root"><style>
 @media (prefers-reduced-motion: reduce) { #rl-wait { animation: none } }
 </style><div id="rl-wait" role="status" aria-label="loading">rlwatch
 <i></i><i></i><i></i><i></i><i></i><i></i><i></i><i></i></div></div>"""
-"""The same with rows in grey, which a browser shows before it has any script."""
+"""Replacement for that part, with grey rows that a browser shows before it has any script."""
 
 
 def with_skeleton(scope: Scope, send: Send) -> Send:
-    """Return ``send`` that adds the skeleton to Streamlit's page; other responses pass unchanged."""
+    """Return a ``send`` function that puts grey placeholder rows into Streamlit's page; other
+    responses pass unchanged.
+    """
     if scope["method"] != "GET":
         return send
     held: list[Message] = []
@@ -600,7 +616,9 @@ def with_skeleton(scope: Scope, send: Send) -> Send:
 
 
 def content_policy() -> str:
-    """Return the strictest content policy that Streamlit works with; docs/dashboard.md explains each relaxation."""
+    """Return the strictest content security policy that Streamlit works with; docs/dashboard.md explains each
+    relaxation.
+    """
     index = Path(get_static_dir(), "index.html").read_text(encoding="utf-8")
     rules = {
         "default-src": "'none'",
@@ -623,13 +641,13 @@ def _hashes(page: str, tag: str) -> list[str]:
 
 
 def warm() -> None:
-    """Read what the list of runs needs before the first page asks for it."""
+    """Read the data of the list of runs into the cache before the first page asks for it."""
     with suppress(RLWatchError):
         import_module(".fleet", __package__).fleet()
 
 
 def serve() -> None:
-    """Serve the app behind the gate until the process is stopped."""
+    """Serve the dashboard behind the gate until the process is stopped."""
     settings = GateSettings(**json.loads(os.environ.pop(SETTINGS)))
     os.environ["FORWARDED_ALLOW_IPS"] = ""  # the gate itself decides which proxies to trust
     options = json.loads(os.environ.pop(f"{SETTINGS}_STREAMLIT"))

@@ -1,7 +1,7 @@
-"""The health of a run as one word with a colour and shape, and as one sentence: the same on every page.
+"""The state of a run as one word with a colour and shape, and as one sentence, for every page.
 
-Only shapes are coloured (Okabe-Ito, safe for colour-blind readers); words have the text colour, so that
-they are legible on light and dark themes.
+Only shapes are coloured (Okabe-Ito, safe for colour-blind readers); words have the text colour, so that they are
+legible on light and dark themes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ __all__ = ["Pause", "pause_of", "pause_words"]
 
 
 def pause_words(pause: Pause, now: float) -> str:
-    """Describe a pause: ``paused at step 480 by ann@lab: look at the samples; resumes by itself in 54 min``."""
+    """Describe a pause: ``paused at step 480 by ann@lab: look at the samples; resumes by itself in 54 min``.
+
+    ``now`` is in Unix seconds.
+    """
     why = f": {fmt.shorten(pause.why, 120)}" if pause.why else ""
     left = fmt.duration(max(0.0, pause.until - now))
     return f"paused at step {fmt.step(pause.step)} by {fmt.shorten(pause.by, 60)}{why}; resumes by itself in {left}"
@@ -31,7 +34,9 @@ RECENT_S = 24 * 3600.0
 
 
 class Word(StrEnum):
-    """The states of :mod:`rlwatch.state` and those of live runs only, most urgent first."""
+    """States of a run as shown on the pages: those of :mod:`rlwatch.state` and those of live runs only, most urgent
+    first.
+    """
 
     FAILING = State.FAILING.value
     COLLAPSED = State.COLLAPSED.value
@@ -50,7 +55,7 @@ class Word(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WordStyle:
-    """Shape and colour (``#rrggbb``) of a word."""
+    """Shape and colour (``#rrggbb``) that mark a state."""
 
     shape: str
     colour: str
@@ -79,14 +84,14 @@ SEVERITY_WORD: dict[Severity, Word] = {
     Severity.WARNING: Word.AT_RISK,
     Severity.INFO: Word.HEALTHY,
 }
-"""State whose style a severity has."""
+"""State whose style each severity has."""
 CALLING = frozenset({Word.FAILING, Word.COLLAPSED, Word.NOT_LEARNING, Word.AT_RISK})
 """States of live runs that need attention now."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusWord:
-    """The word, the reason in a short phrase, and the step since when (None if it refers to no step).
+    """State of a run in one word, the reason in a short phrase, and the step since when (None: no particular step).
 
     ``needs_you``: the run needs attention now. ``ended``: the run is over.
     """
@@ -99,12 +104,12 @@ class StatusWord:
 
     @property
     def look(self) -> WordStyle:
-        """Return the shape and colour of the word."""
+        """Shape and colour that mark the state."""
         return FINISHED if self.ended and self.word is Word.HEALTHY else LOOKS[self.word]
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Return the sort key: runs that need attention first, live before ended ones, then by urgency."""
+        """Sort key: runs that need attention first, live before ended ones, then by urgency."""
         over = self.ended and self.word is not Word.KILLED
         return (0 if self.needs_you else 1, int(over), list(Word).index(self.word))
 
@@ -112,9 +117,10 @@ class StatusWord:
 def judge(
     run: RunInfo, verdict: Verdict, now: float, pace: Pace | None = None, pause: Pause | None = None
 ) -> StatusWord:
-    """Return the health of ``run`` at ``now`` (Unix seconds): the state of its ``verdict``, everywhere the same.
+    """Return the state of ``run`` at ``now`` (Unix seconds), which is that of its ``verdict``.
 
-    A pause, and a silence of a run that has not failed, take precedence over the verdict.
+    A pause, and a silence of a run that has not failed, take precedence over the verdict. ``pace`` is the usual time
+    between steps.
     """
     word, why = Word(verdict.state.value), reason_of(verdict)
     since = verdict.at if verdict.at is not None else verdict.since
@@ -134,7 +140,7 @@ def judge(
 
 
 def reason_of(verdict: Verdict) -> str:
-    """Return the reason for the state, as ``entropy fell from step 4 690``; empty for a healthy run."""
+    """Return the reason for a run's state, as ``entropy fell from step 4 690``; empty for a healthy run."""
     if verdict.state is State.HEALTHY:
         return ""
     _, _, reason = verdict.brief.partition(": ")
@@ -143,7 +149,7 @@ def reason_of(verdict: Verdict) -> str:
 
 
 def firing(alerts: Sequence[Alert]) -> Alert | None:
-    """Return the worst firing alert; among equals the one that began first."""
+    """Return the most severe firing alert, of equal ones the one that began first; None if none fires."""
     now_firing = [a for a in alerts if a.state is AlertState.FIRING]
     return min(now_firing, key=lambda a: (-a.severity.rank, a.onset_step), default=None)
 
@@ -161,7 +167,7 @@ def _others(alerts: Sequence[Alert], worst: Alert) -> str:
 
 
 def silence_words(seconds: float, step_s: float | None) -> str:
-    """Describe a silence: ``no step for 41 min (usually 38 s)``."""
+    """Describe how long a run has been silent: ``no step for 41 min (usually 38 s)``. Arguments are in seconds."""
     usual = "" if step_s is None else f" (usually {fmt.duration(step_s)})"
     return f"no step for {fmt.duration(seconds)}{usual}"
 
@@ -178,7 +184,9 @@ def _recent(run: RunInfo, now: float) -> bool:
 
 
 def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
-    """Return firing alerts: ``["responses are garbled from step 4 410", "entropy collapse from step 4 690"]``."""
+    """Return a phrase for each kind of firing alert: ``["responses are garbled from step 4 410", "entropy collapse
+    from step 4 690"]``.
+    """
     begins: dict[str, int] = {}
     for alert in alerts:
         if alert.state is AlertState.FIRING:
@@ -188,7 +196,7 @@ def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
 
 
 def ending_words(run: RunInfo, health: StatusWord, now: float, pace: Pace) -> str:
-    """Return the end of the sentence for a paused or silent run, else an empty string."""
+    """Return a phrase on the pause or silence of a run for the end of its summary; "" if it has neither."""
     if health.word is Word.PAUSED:
         return health.why
     if health.word is Word.STALE:
@@ -202,7 +210,9 @@ def baselines(findings: Sequence[Finding]) -> dict[str, float]:
 
 
 def last_alarm_words(alerts: Sequence[Alert]) -> str:
-    """Describe the last alarm of a run without firing alerts, and the step at which it was resolved."""
+    """Describe the last resolved alarm of a run, with the steps from which and at which it was resolved; "" without
+    one.
+    """
     over = [a for a in alerts if a.state is AlertState.RESOLVED and a.fired_at is not None]
     if not over:
         return ""

@@ -1,6 +1,7 @@
 """User actions on incidents and forecasts: each checks the permission, writes, and adds an entry to the audit log.
 
-Drawing a page changes nothing; every change to alerts goes through this module.
+Drawing a page changes nothing; every change to alerts goes through this module. Each function raises
+``NotPermittedError`` unless its user ``by`` is an operator, ``ConfigError`` for invalid arguments, and ``StoreError``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LENGTHS = {"30 minutes": "30m", "2 hours": "2h", "8 hours": "8h", "a day": "1d",
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Alerts that a silence would match, offered under ``label``."""
+    """Choice of alerts that a silence matches (by run, project and kind), offered to the user under ``label``."""
 
     label: str
     run: str = ""
@@ -38,7 +39,9 @@ class Scope:
 
 
 def scopes(alert: Alert, run_name: str, project: str, words: str) -> list[Scope]:
-    """Return the scopes of a silence for an alert, the narrowest first; ``words``: its kind in plain English."""
+    """Return the choices of alerts to silence for a given alert, the narrowest first; ``words``: its kind in plain
+    English.
+    """
     found = [
         Scope(f"{words} on this run", run=alert.run_id, kind=alert.kind),
         Scope(f"everything on this run ({run_name})", run=alert.run_id),
@@ -51,7 +54,7 @@ def scopes(alert: Alert, run_name: str, project: str, words: str) -> list[Scope]
 def acknowledge_alert(
     store: AlertStore, alert_id: str, *, by: Principal, why: str, clock: Clock | None = None
 ) -> Acknowledgement:
-    """Acknowledge a firing alert and return its acknowledgement.
+    """Acknowledge a firing alert and return the stored acknowledgement.
 
     Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
     """
@@ -62,7 +65,10 @@ def acknowledge_alert(
 
 
 def acknowledge_all(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, why: str) -> Acknowledgement:
-    """Acknowledge all of ``alerts`` that still fire; returns the first acknowledgement. Raises as above."""
+    """Acknowledge all of ``alerts`` that still fire; return the first acknowledgement.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     known = {alert.alert_id: alert for alert in store.alerts()}
     now = [known.get(alert.alert_id, alert) for alert in alerts]
@@ -74,13 +80,19 @@ def acknowledge_all(store: AlertStore, alerts: Sequence[Alert], *, by: Principal
 
 
 def snooze(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, length: str, why: str) -> Silence:
-    """Snooze the firing ones of ``alerts`` for one of :data:`LENGTHS`. Raises as above."""
+    """Pause notifications of the firing ones of ``alerts`` for one of :data:`LENGTHS`; return the stored silence.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     return silencing.snooze(store, alerts, by=by.name, for_s=silencing.seconds_of(LENGTHS[length]), why=why)
 
 
 def silence(store: AlertStore, scope: Scope, *, by: Principal, length: str, why: str) -> Silence:
-    """Silence alerts that match ``scope`` for one of :data:`LENGTHS`. Raises as above."""
+    """Silence alerts that match ``scope`` for one of :data:`LENGTHS`; return the stored silence.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     for_s = silencing.seconds_of(LENGTHS[length])
     return silencing.silence(
@@ -89,37 +101,55 @@ def silence(store: AlertStore, scope: Scope, *, by: Principal, length: str, why:
 
 
 def unsilence(store: AlertStore, silence_id: str, *, by: Principal) -> Silence:
-    """End a silence or a snooze now. Raises as above."""
+    """End a silence or a snooze now, and return it as stored.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     return silencing.end_silence(store, silence_id, by=by.name)
 
 
 def note(store: AlertStore, alert: Alert, *, by: Principal, text: str) -> AuditEntry:
-    """Add a note to an alert. Raises as above."""
+    """Add a note to an alert, and return the entry of the audit log.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     return silencing.note(store, alert, by=by.name, text=text)
 
 
 def note_at_step(store: Store, run_id: str, step: int, *, by: Principal, text: str) -> StepNote:
-    """Add a note at a step of a run. Raises as above."""
+    """Add a note at a step of a run, and return it as stored.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     return add_step_note(store, run_id, step, text, by=by.name)
 
 
 def remove_note_at_step(store: Store, note: StepNote, *, by: Principal) -> None:
-    """Remove a note at a step. Raises as above."""
+    """Remove a user's note at a step of a run.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     remove_step_note(store, note, by=by.name)
 
 
 def answer_forecast(store: Store, past: Past, *, by: Principal, right: bool, why: str) -> ForecastAnswer:
-    """Record whether a forecast was right. Raises as above."""
+    """Store the user's answer that a forecast was right or wrong, and return it.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     return answer(store, past, right=right, by=by.name, why=why, now=time.time())
 
 
 def keep_rules(store: AlertStore, before: Tuning, after: Tuning, *, by: Principal) -> None:
-    """Write a store's file of rules. Raises as above."""
+    """Write the changed alert rules ``after`` to the store's file, which must still be as in ``before``.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
     by.require_command()
     write_tuning(before, after)
     names = sorted({*before.tables, *after.tables})
@@ -129,7 +159,10 @@ def keep_rules(store: AlertStore, before: Tuning, after: Tuning, *, by: Principa
 
 
 def try_channel(config: Config, name: str, *, by: Principal) -> Trial:
-    """Send one test message to a channel, as alerts are sent. Raises as above."""
+    """Send one test message to the channel ``name`` on the path of alerts, and return the result.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, and ``ConfigError`` if no channel has that name.
+    """
     by.require_command()
     notifier = build_notifiers(config, console=False).get(name)
     if notifier is None:

@@ -1,4 +1,4 @@
-"""Common parts of all pages: the user, the theme, the store's address, and an error message if it cannot be read."""
+"""Common parts of all pages: user, theme, address of the store, and an error message if the store cannot be read."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ REFRESH_S = 5.0
 
 
 GoToTokens = Callable[[str, int], None]
-"""Open the tokens of a run at a step."""
+"""Function that opens the tokens of a run at a step."""
 
 GoToRollouts = Callable[[str, int | None], None]
-"""Open the rollouts of a run, of one step or (None) of all."""
+"""Function that opens the rollouts of a run, of one step or (None) of all."""
 
 GoToCompare = Callable[[Sequence[str]], None]
-"""Open the comparison of the runs of these ids."""
+"""Function that opens the comparison of the runs with the given ids."""
 
 GoToRun = Callable[[str], None]
-"""Open the page of the run of this id."""
+"""Function that opens the page of the run with the given id."""
 
 
 def ink() -> Ink:
-    """Return the chart colours for the browser's theme."""
+    """Return the chart colours for the browser's light or dark theme."""
     return DARK if st.context.theme.type == "dark" else LIGHT
 
 
@@ -49,7 +49,7 @@ LOOK_ONLY = "Read-only access: open the operator link of rlwatch ui to send comm
 
 
 def account_line() -> None:
-    """Draw name, role and the logout link at the upper right of every page."""
+    """Draw the user's name, role and logout link at the upper right of the page."""
     who = principal()
     if who.name:
         leave = Markup('<a href="logout" target="_self">log out</a>')
@@ -59,20 +59,20 @@ def account_line() -> None:
 
 
 def signature() -> None:
-    """Draw the name that is recorded with a command: ``Signed in as ann (operator)``."""
+    """Draw the user name that is recorded with a command: ``Signed in as ann (operator)``."""
     who = principal()
     name = el("b", who.name or "anonymous")
     st.html(el("div", "Signed in as ", name, f" ({who.role or 'not logged in'})", cls="rl-quiet"))
 
 
 def store_line(*facts: str) -> None:
-    """Draw the store's address, small, at the right."""
+    """Draw ``facts`` and the address of the store in small print at the right."""
     st.html(el("div", joined("  ·  ".join((*facts, f"store {fmt.shorten(store_url(), 160)}"))), cls="rl-store"))
 
 
 @contextmanager
 def readable(what: str = "The store") -> Iterator[None]:
-    """Show a message instead of a traceback if ``what`` cannot be read."""
+    """Draw a message instead of a traceback if the block raises an error because ``what`` cannot be read."""
     try:
         yield
     except RunNotFoundError as error:

@@ -1,9 +1,9 @@
 """Start of ``rlwatch ui``, and the script that Streamlit runs: loads its directory as ``rlwatch_app`` and calls it.
 
-With the gate's settings it starts the server; Streamlit then runs it again for every draw of a page. Both run this
-file as a script, so it belongs to no package; and the directory is called ``app`` in a checkout and
-``rlwatch/_app`` in a wheel. Loading it under one fixed name makes relative imports work in both, without
-adding its directory to ``sys.path``, where ``format`` or ``table`` would become top-level modules.
+With the gate's settings it starts the server; Streamlit then runs it again for every draw of a page. Both run this file
+as a script, so it belongs to no package; and the directory is called ``app`` in a checkout and ``rlwatch/_app`` in a
+wheel. Loading it under one fixed name makes relative imports work in both, without adding its directory to
+``sys.path``, where ``format`` or ``table`` would become top-level modules.
 """
 
 import os
@@ -16,7 +16,7 @@ PACKAGE = "rlwatch_app"
 
 
 def load_package(directory: Path) -> None:
-    """Make ``directory`` importable as :data:`PACKAGE`, once per process."""
+    """Load ``directory`` as the importable package :data:`PACKAGE`, once per process."""
     if PACKAGE in sys.modules:
         return
     spec = spec_from_file_location(PACKAGE, directory / "__init__.py", submodule_search_locations=[str(directory)])

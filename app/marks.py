@@ -13,13 +13,13 @@ from . import format as fmt
 from .health import AMBER, GREY, LOOKS, SEVERITY_WORD, VERMILLION, Word
 
 MOST_MARKS = 24
-"""Most alarms that are marked, the newest; more would hide the line."""
+"""Most alarms that are marked, the newest ones; more would hide the line."""
 MOST_SPIKES = 100
 MOST_LINES = 6
 """Most numbers of the evidence in a mark; the table of findings has all of them."""
 
 EVENT_SHAPES = {"reference_reset": "⟲", "resume": "↻", "exception": "✕", "signal": "✕"}
-"""Events that get a mark; the others are in the table of events."""
+"""Events that get a mark, with its shape; all others are only in the table of events."""
 
 COMMAND_SHAPES = {
     "lower-lr": "↓",
@@ -33,20 +33,20 @@ COMMAND_SHAPES = {
     "undo": "↶",
     "stop": "✕",
 }
-"""Commands that get a mark: they change the curves, or explain why a curve is flat."""
+"""Commands that get a mark, with its shape: they change the curves, or explain a flat curve."""
 
 SPIKE = "◆"
 SPIKE_COLOUR = "#A0529B"
-"""Okabe and Ito's purple, darkened: a localised step has another colour than alarms and commands."""
+"""Colour of localised steps, a purple of Okabe and Ito's, darkened to differ from alarms and commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartMark:
-    """A vertical line with a ``shape`` above it and a ``text``, dashed if it was inferred.
+    """A vertical line at a step of a chart, with a ``shape`` above it and a ``text``, dashed if it was inferred.
 
-    ``families`` are the metric families that it concerns (empty: all); charts of others hide a ``faint`` mark.
-    ``more`` and ``lines`` hold details beyond ``text``; ``go`` is the page that it links to. Of overlapping marks the
-    one with the highest ``rank`` is drawn.
+    ``families`` are the metric families that it concerns (empty: all); charts of others hide a ``faint`` mark. ``more``
+    and ``lines`` hold details beyond ``text``; ``go`` is the page that it links to. Of overlapping marks the one with
+    the highest ``rank`` is drawn.
     """
 
     step: int
@@ -70,7 +70,17 @@ def marks_of_run(
     starts: Mapping[int, int],
     notes: Sequence[StepNote] = (),
 ) -> list[ChartMark]:
-    """Return all marks of a run. ``findings`` give the families and steps; ``starts`` the attempts' first steps."""
+    """Return all chart marks of a run.
+
+    Parameters
+    ----------
+    alerts, events, notes
+        Alerts, events and users' notes of the run.
+    findings
+        Findings, which give the metric families and steps of the alerts.
+    starts
+        First step of each attempt.
+    """
     events = list(events)
     families = {finding.kind: _families(finding) for finding in findings if finding.kind != CRASH_FORECAST}
     return [
@@ -154,7 +164,7 @@ def _newest(alerts: Sequence[Alert]) -> list[Alert]:
 
 
 def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
-    """Return the step of the alarm, from its finding: a resolved alert has only its onset."""
+    """Return the step at which an alert fired, taken from its finding, since a resolved alert has only its onset."""
     if alert.state is AlertState.FIRING:
         return alert.step
     behind = [f.step for f in findings if f.kind == alert.kind and f.onset_step <= alert.step and f.step <= alert.step]

@@ -112,4 +112,4 @@ DARK_STYLE = """<style>
 :root { --rl-ground: rgb(23, 22, 20); }
 [data-testid="stBaseButton-primary"]:not(:disabled), [data-tag] * { color: #0b1a24 !important; }
 </style>"""
-"""Buttons on a dark page are light, where white text would be illegible."""
+"""Styles for the dark theme, where buttons are light and white text on them would be illegible."""

@@ -1,4 +1,4 @@
-"""Navigation: the pages of the app, the page in the address, and their style."""
+"""Navigation of the dashboard: its pages, the page in the address, and their style."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def show() -> None:
-    """Draw the page in the address."""
+    """Draw the page that the browser's address names."""
     st.set_page_config(page_title="rlwatch", page_icon="◉", layout="wide")
     st.html(STYLE)
     if st.context.theme.type == "dark":
@@ -42,15 +42,17 @@ def show() -> None:
 
 @cache
 def spare_the_loaded() -> None:
-    """Exclude the objects loaded so far from garbage collection. Streamlit runs a full collection after each fragment
-    of a page, which takes tens of milliseconds, nearly all of them for modules.
+    """Exclude the objects loaded so far from garbage collection.
+
+    Streamlit runs a full collection after each fragment of a page, which takes tens of milliseconds, nearly all of them
+    for modules.
     """
     gc.collect()
     gc.freeze()
 
 
 def pages() -> dict[str, StreamlitPage]:
-    """Return every page by its name in the address; run pages link to the pages of tokens and rollouts."""
+    """Return every page by its name in the address."""
     return {
         "runs": st.Page(
             partial(_page, runs_page.page, go_to_run, go_to_compare), title="Runs", url_path="runs", default=True
@@ -84,21 +86,21 @@ def _page(body: Callable[..., None], *leave: Callable[..., None]) -> None:
 
 
 def go_to_run(run_id: str) -> None:
-    """Open the page of a run."""
+    """Open the page of the run with the given id."""
     st.switch_page(pages()["run"], query_params={"run": run_id})
 
 
 def go_to_compare(run_ids: Sequence[str]) -> None:
-    """Open the comparison of these runs."""
+    """Open the page that compares the runs with the given ids."""
     st.switch_page(pages()["compare"], query_params={"runs": list(run_ids)})
 
 
 def go_to_rollouts(run_id: str, step: int | None) -> None:
-    """Open the rollouts of a run, of one step if it is given."""
+    """Open the page with the rollouts of a run, of one step if it is given."""
     span = {} if step is None else {"from": str(step), "to": str(step)}
     st.switch_page(pages()["rollouts"], query_params={"run": run_id, **span})
 
 
 def go_to_tokens(run_id: str, step: int) -> None:
-    """Open the tokens of a run at a step."""
+    """Open the page with the tokens of a run at a step."""
     st.switch_page(pages()["tokens"], query_params={"run": run_id, "step": str(step)})

@@ -1,4 +1,4 @@
-"""Refresh a live page when its data change, not by the clock.
+"""Refresh of live pages when their data change, not by the clock.
 
 Each fragment of a page requests a rerun every few seconds (``run_every``). Behind the gate such a request is passed on
 only if the data have changed, and a change triggers a rerun at once, as if the page had requested it. If the store
@@ -30,11 +30,12 @@ Message = MutableMapping[str, Any]
 GAP_S, LIST_GAP_S, UNSEEN_S = 2.0, 5.0, 12.0
 
 CLOCK_S = 30.0
-"""Longest time between two refreshes, because a page shows how long ago events were."""
+"""Most seconds between two refreshes, because a page shows how long ago events were."""
 
 WAIT_S, LINGER_S, RETRY_S = 1.0, 60.0, 5.0
-"""Longest single wait for news; time to keep listening after the last page has closed; delay before the store is opened
-again after an error."""
+"""Seconds: most for a single wait for news; to keep listening after the last page has closed; until the store is
+opened again after an error.
+"""
 
 SMALL = 16_384
 """Size in bytes below which a message to a page is checked for a change of its address."""
@@ -45,7 +46,7 @@ SMALL = 16_384
 
 @dataclass(eq=False, slots=True)
 class Listener:
-    """An open page. ``runs``: the runs it shows (empty: all). ``told_at``: time of their last news."""
+    """An open page. ``runs``: ids of the runs it shows (empty: all). ``told_at``: time of their last news."""
 
     runs: frozenset[str] = frozenset()
     told_at: float = 0.0
@@ -53,7 +54,7 @@ class Listener:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def wake(self) -> None:
-        """Wake the page, from any thread; does nothing if its event loop has ended."""
+        """Wake the page's coroutine, from any thread; does nothing if its event loop has ended."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._note)
 
@@ -63,7 +64,7 @@ class Listener:
 
 
 class NewsFeed:
-    """Forwards notifications of the store to the open pages; listens only while there are any."""
+    """Forwards notifications of the store to the open pages; it listens to the store only while there are any."""
 
     def __init__(self, ask: Callable[[], News | None], linger_s: float = LINGER_S) -> None:
         self.deaf = True
@@ -74,7 +75,7 @@ class NewsFeed:
 
     @contextmanager
     def listening(self) -> Iterator[Listener]:
-        """Register a page for news and yield its listener."""
+        """Register a page for notifications within the block, and yield its listener."""
         listener = Listener()
         with self._lock:
             self._listeners.add(listener)
@@ -162,7 +163,7 @@ class Asking:
         self._drawn: dict[str, float] = {}
 
     async def receive(self) -> Message:
-        """Return the next message: the page's own, or a rerun in its name."""
+        """Return the next message for the app: one that the page sent, or a rerun added because of news."""
         while not self._due:
             if self._coming is None:
                 self._coming = asyncio.ensure_future(self._receive())
@@ -176,7 +177,7 @@ class Asking:
         return self._due.popleft()
 
     def note(self, message: Message) -> None:
-        """Note a change of the address in a message to the page, so that reruns in its name have the current one."""
+        """Note a change of the address in a message to the page, so that added reruns have the current one."""
         data = message.get("bytes") or b""
         if message["type"] == "websocket.send" and len(data) < SMALL:
             forwarded = ForwardMsg()
@@ -186,7 +187,7 @@ class Asking:
                 self._last.query_string = forwarded.page_info_changed.query_string
 
     def close(self) -> None:
-        """Stop waiting."""
+        """Stop waiting for messages of the page."""
         if self._coming is not None:
             self._coming.cancel()
 

@@ -22,7 +22,7 @@ COOKIE = "_streamlit_user"
 
 
 def login_path() -> str:
-    """Return the path and query that redirect a browser to the provider; valid for some minutes."""
+    """Return the path and query that redirect a browser to the OIDC provider; valid for some minutes."""
     return f"{ROUTES[0]}?provider={encode_provider_token('default')}"
 
 
@@ -41,13 +41,15 @@ def claims_of(connection: HTTPConnection) -> Mapping[str, Any] | None:
 
 
 def address_of(claims: Mapping[str, Any]) -> str:
-    """Return the verified e-mail address, or an empty string if the provider has not verified it."""
+    """Return the verified e-mail address in the claims of an ID token; "" if the provider has not verified it."""
     email = claims.get("email")
     return email if isinstance(email, str) and claims.get("email_verified") is not False else ""
 
 
 def role_of(address: str, people: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the first role whose list matches the address; ``*`` in a list matches anything."""
+    """Return the first role in ``people`` whose list matches the e-mail address, or None; ``*`` in a list matches
+    anything.
+    """
     wanted = address.lower()
     return next(
         (role for role, listed in people.items() if wanted and any(fnmatchcase(wanted, one.lower()) for one in listed)),

@@ -18,12 +18,12 @@ from .thinning import Floats, ThinnedCurve
 
 Ends = tuple[float, float]
 Axis = tuple[Ends, int]
-"""Range and scale of an axis."""
+"""Range and scale of a chart's vertical axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The user's choices.
+    """The user's choices for drawing lines.
 
     ``smooth``: one of :data:`smoothing.SMOOTHS`; ``log``: logarithmic axes; ``clip``: single outliers are cut.
     """
@@ -34,7 +34,7 @@ class Scales:
 
     @classmethod
     def of_address(cls, params: Mapping[str, str]) -> Scales:
-        """Read the choices from the address, for switches drawn by the browser; invalid values become the default."""
+        """Read the choices from the page's address; invalid values become the default."""
         smooth = params.get("smooth", smoothing.OFF)
         known = smooth if smooth in smoothing.SMOOTHS else smoothing.OFF
         return cls(known, params.get("log") == "true", params.get("clip") != "false")
@@ -45,13 +45,16 @@ class Scales:
         limits: tuple[float | None, float | None] = (None, None),
         areas: Sequence[Ends] = (),
     ) -> list[Axis]:
-        """Return :meth:`axis` for each view: linear and logarithmic, each with outliers cut and not."""
+        """Return range and scale of the axis for each view: linear and logarithmic, each with outliers cut and not.
+
+        Arguments are those of :meth:`axis`.
+        """
         looks = [(log, clip) for log in (False, True) for clip in (True, False)]
         return [replace(self, log=log, clip=clip).axis(lines, limits, areas) for log, clip in looks]
 
     @property
     def smooths(self) -> bool:
-        """Return True if lines are smoothed."""
+        """True if lines are smoothed."""
         return self.smooth != smoothing.OFF
 
     def axis(
@@ -63,7 +66,8 @@ class Scales:
         """Return range and scale of the axis for ``lines``, each of finite values (N,), and the ends of ``areas``.
 
         The scale is also logarithmic if a linear one would flatten nearly all values and no outlier is cut. A requested
-        logarithmic scale is symmetric around zero if not all values are positive.
+        logarithmic scale is symmetric around zero if not all values are positive. ``limits``: lowest and highest
+        possible value of the metric.
         """
         drawn = [line for line in lines if len(line)]
         whole = [(float(line.min()), float(line.max())) for line in drawn]
@@ -80,13 +84,13 @@ class Scales:
 
 
 AS_USUAL = Scales()
-"""The default choices."""
+"""The default choices for drawing lines."""
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7A00", "#7A7A7A")
-"""Okabe and Ito's colours, without black and with a yellow that is legible on white."""
+"""Okabe and Ito's colours for lines, without black and with a yellow that is legible on white."""
 ON_DARK = ("#56B4E9", "#F0824A", "#1DBF91", "#E29AC4", "#F0BE4F", "#9CD2F4", "#C9B83A", "#A6A6A6")
-"""The same hues, lighter; the two blues differ in lightness."""
+"""Lighter colours of equal hues for dark pages; the two blues differ in lightness."""
 DASHES: tuple[tuple[int, int] | None, ...] = (None, (6, 4), (2, 3))
 STYLES = ("solid", "dashed", "dotted")
 """Names of the dashes in a style sheet."""
@@ -95,7 +99,7 @@ STYLES = ("solid", "dashed", "dotted")
 def line(
     name: str, place: int, curve: ThinnedCurve, area: Floats | None = None, *, dark: bool = False, **look: Any
 ) -> ChartLine:
-    """Return one of several lines. Its ``place`` sets colour and dashes, so that a run looks the same in every chart.
+    """Return one of several lines of a chart. Its ``place`` sets colour and dashes, equally in every chart.
 
     ``look``: further fields of :class:`~app.board.ChartLine`.
     """
@@ -103,7 +107,7 @@ def line(
 
 
 def entry(name: str, place: int, note: str = "", *, dark: bool = False) -> dict[str, Any]:
-    """Return a line's entry of the legend: its sign is hollow if another line has the same colour."""
+    """Return a line's entry of the legend; its sign is hollow if an earlier line has an equal colour."""
     turn = _round(place)
     return {
         "name": name, "note": note, "colour": _colour(place, dark=dark), "style": STYLES[turn], "hollow": turn > 0,
@@ -121,7 +125,7 @@ def _round(place: int) -> int:
 def overlay(
     name: str, lines: Sequence[ChartLine], title: str = "", sub: str = "", scales: Scales = AS_USUAL
 ) -> BoardChart:
-    """Return the chart of these lines; a single outlier is marked at the edge instead of flattening the others."""
+    """Return a chart of several lines; a single outlier is marked at the edge instead of flattening the rest."""
     areas = [line.area for line in lines if line.area is not None and line.area.size]
     metric = metric_of(name)
     limits = (None, None) if metric is None else (metric.low, metric.high)

@@ -30,7 +30,8 @@ _PIN = re.compile(r"(?P<body>.*?)(?: @(?P<span>[23]))?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class PinnedChart:
-    """One or two ``metrics``: both on one chart, or their ``ratio``; ``span``: its width in columns; ``pin``: its text.
+    """A pinned chart of one or two ``metrics``: both as lines, or their ``ratio``; ``span``: width in columns;
+    ``pin``: its text.
 
     >>> PinnedChart.parse("kl ÷ reward @2", {"kl", "reward"})
     PinnedChart(pin='kl ÷ reward @2', metrics=('kl', 'reward'), ratio=True, span=2)
@@ -43,7 +44,7 @@ class PinnedChart:
 
     @classmethod
     def parse(cls, pin: str, names: Collection[str]) -> PinnedChart | None:
-        """Read the text of a pin; None unless all of its metrics are ``names`` of the run."""
+        """Read the text of a pin; None unless all of its metrics are in ``names``, those of the run."""
         if pin in names:
             return cls(pin, (pin,))
         found = _PIN.fullmatch(pin)
@@ -56,7 +57,9 @@ class PinnedChart:
 
 
 def ratio(name: str, above: Series, below: Series) -> Series:
-    """Return the ratio of two series over the rows of both; a division by zero is infinite, or NaN."""
+    """Return the ratio of two series, called ``name``, over the rows that both have; a division by zero is infinite,
+    or NaN.
+    """
     _, at, below_at = np.intersect1d(above.seqs, below.seqs, assume_unique=False, return_indices=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = above.values[at] / below.values[below_at]
@@ -67,7 +70,7 @@ def ratio(name: str, above: Series, below: Series) -> Series:
 
 
 def pins_of(project: str) -> tuple[str, ...]:
-    """Return the pins of a project; empty if there are none or they cannot be read."""
+    """Return the texts of the pinned charts of a project; empty if there are none or they cannot be read."""
     try:
         return _kept(store_url())[0].get(project, ())
     except RLWatchError:
@@ -75,7 +78,7 @@ def pins_of(project: str) -> tuple[str, ...]:
 
 
 def layouts_of(project: str) -> dict[str, tuple[str, ...]]:
-    """Return the pins of each named layout of a project."""
+    """Return the texts of the pinned charts in each named layout of a project."""
     try:
         return _kept(store_url())[1].get(project, {})
     except RLWatchError:
@@ -101,7 +104,7 @@ def _kept(url: str) -> tuple[dict[str, tuple[str, ...]], dict[str, dict[str, tup
 
 
 def keep_pins(place: Store, project: str, names: Sequence[str], by: Principal) -> None:
-    """Pin these charts of a project, for all users.
+    """Store ``names`` as the pinned charts of a project, for all users.
 
     Raises ``NotPermittedError`` unless ``by`` is an operator, and ``StoreError``.
     """
@@ -109,7 +112,7 @@ def keep_pins(place: Store, project: str, names: Sequence[str], by: Principal) -
 
 
 def keep_layout(place: Store, project: str, name: str, names: Sequence[str], by: Principal) -> None:
-    """Keep pins as a named layout of a project, for all users; without pins, remove it.
+    """Store pinned charts as a named layout of a project, for all users; without pins, remove it.
 
     Raises ``ConfigError`` for an empty or a long name, ``NotPermittedError`` unless ``by`` is an operator, and
     ``StoreError``.

@@ -1,4 +1,4 @@
-"""Principals: name and role of the user, as the login gate reports them, and the permission to send commands."""
+"""The user of a page: name and role, as the login gate passes them on, and the permission to make changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SESSION_END = "rlwatch.session-end"
 
 
 class NotPermittedError(RLWatchError):
-    """Raised when a user with read-only access tries to change something."""
+    """Error for a user with read-only access who tries to change something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Principal:
 
     @property
     def may_command(self) -> bool:
-        """Return True if the user may make changes."""
+        """True if the user may send commands and make changes."""
         return self.role == "operator" and bool(self.name)
 
     def require_command(self) -> None:
-        """Raise ``NotPermittedError`` unless the user may make changes."""
+        """Raise ``NotPermittedError`` unless the user may send commands and make changes."""
         if not self.may_command:
             raise NotPermittedError(
                 f"{self.name or 'a visitor without a login'} has read-only access: open the operator link of rlwatch ui"

@@ -1,7 +1,7 @@
 """All reads of the store for the pages.
 
-All functions return snapshots and may raise ``StoreError``. Series and results computed from them are
-read again only when a run has new rows (:func:`version`); small rows are read on every call.
+All functions return snapshots and may raise ``StoreError``. Series and results computed from them are read again only
+when a run has new rows (:func:`version`); small rows are read on every call.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ __all__ = [
 DEFAULT_STORE = "./rlwatch-runs"
 
 Version = tuple[str, int, int, float, str]
-"""Run id, attempt, last step, its time, state."""
+"""Key for a state of a run: run id, attempt, last step, time of that, state."""
 
 
 def store_url() -> str:
-    """Return the URL of the store: ``RLWATCH_STORE``, set by ``rlwatch ui``."""
+    """Return the URL of the dashboard's store: ``RLWATCH_STORE``, which ``rlwatch ui`` sets."""
     return os.environ.get("RLWATCH_STORE") or DEFAULT_STORE
 
 
@@ -125,7 +125,7 @@ def version(run: RunInfo) -> Version:
 
 
 def run(run_id: str) -> RunInfo:
-    """Return one run. Raises ``RunNotFoundError``."""
+    """Return the description of one run. Raises ``RunNotFoundError``."""
     return store().run(run_id)
 
 
@@ -135,42 +135,42 @@ def runs_by_id() -> dict[str, RunInfo]:
 
 
 def findings(run_id: str) -> list[Finding]:
-    """Return the published findings, in order."""
+    """Return the published findings of a run, in order."""
     return store().findings(run_id)
 
 
 def told(run_id: str) -> list[Finding]:
-    """Return the findings and their updates (eased, resolved), in order of arrival."""
+    """Return the findings of a run and their updates (eased, resolved), in order of arrival."""
     return sorted((*findings(run_id), *store().recoveries(run_id)), key=arrival)
 
 
 def events(run_id: str) -> list[Event]:
-    """Return the events, in order."""
+    """Return the events of a run, in order."""
     return store().events(run_id)
 
 
 def commands(run_id: str) -> list[Command]:
-    """Return the commands, oldest first."""
+    """Return the commands sent to a run, oldest first."""
     return store().commands(run_id)
 
 
 def notes(run_id: str) -> list[StepNote]:
-    """Return users' notes at steps of the run, in order of step."""
+    """Return users' notes at steps of a run, in order of step."""
     return step_notes(store(), run_id)
 
 
 def last_values(run_id: str) -> dict[str, tuple[int, float]]:
-    """Return the last (step, value) of each metric."""
+    """Return the last step and value of each metric of a run."""
     return store().last_values(run_id)
 
 
 def alerts(run_id: str | None = None) -> list[Alert]:
-    """Return the alerts of one run or of all, newest first."""
+    """Return the alerts of one run, or of all runs if ``run_id`` is None, newest first."""
     return store().alerts(run_id)
 
 
 def alerts_by_run() -> dict[str, list[Alert]]:
-    """Return the alerts of each run, newest first."""
+    """Return the alerts of each run by run id, newest first."""
     grouped: dict[str, list[Alert]] = {}
     for alert in alerts():
         grouped.setdefault(alert.run_id, []).append(alert)
@@ -178,7 +178,7 @@ def alerts_by_run() -> dict[str, list[Alert]]:
 
 
 def silences(now: float) -> list[Silence]:
-    """Return the silences that are active at ``now``, oldest first."""
+    """Return the silences that are active at ``now`` (Unix seconds), oldest first."""
     return [silence for silence in store().silences() if silence.until > now]
 
 
@@ -191,7 +191,7 @@ def policy() -> AlertingConfig:
 
 
 def dockets(now: float) -> list[IncidentRecord]:
-    """Return all incidents with assignee and notifications; the one that fired last first."""
+    """Return all incidents with assignee and notifications at ``now`` (Unix seconds), the one that fired last first."""
     return incidents.dockets(store(), policy(), now, diagnose=lambda run: _diagnosed(store_url(), version(run)))
 
 
@@ -208,7 +208,7 @@ BUCKETS = 240
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A metric over a whole run: number of rows, lowest and highest value, and whether all values were finite."""
+    """Extent of a metric over a whole run: number of rows, lowest and highest value, and ``finite``: all values are."""
 
     rows: int = 0
     low: float = math.inf
@@ -217,11 +217,11 @@ class Extent:
 
     @property
     def level(self) -> float | None:
-        """Return the value of a metric that is constant over at least 3 rows, else None."""
+        """Value of a metric that is constant over at least 3 rows, else None."""
         return self.low if self.rows >= 3 and self.finite and self.low == self.high else None
 
     def grown(self, values: np.ndarray) -> Extent:
-        """Return the extent extended by more values (N,)."""
+        """Return the extent extended by further ``values`` (N,)."""
         if not len(values):
             return self
         finite = values[np.isfinite(values)]
@@ -231,7 +231,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """First step of every attempt, and first and last step of all of them.
+    """First step of every attempt of a run, and first and last step of all attempts.
 
     A resumed run may not have reached the last step of the attempt before it.
     """
@@ -252,7 +252,7 @@ def _metric_names(url: str, version: Version) -> list[str]:  # noqa: ARG001  (ur
 
 
 def canonical_names(names: Sequence[str], source: str) -> dict[str, str]:
-    """Return the preferred source name of each canonical name."""
+    """Return, for each canonical metric name, the best of the trainer's ``names`` for it; ``source`` is the trainer."""
     return canonicalise(dict.fromkeys(names, 0.0), source)[1]
 
 
@@ -270,7 +270,7 @@ class _Grown:
 
 
 def extents(run: RunInfo) -> Mapping[str, Extent]:
-    """Return the extents of all metrics over the whole run, by source name; later calls read only new rows."""
+    """Return the extent of each metric over the whole run, by the trainer's name; later calls read only new rows."""
     grown = _grown(store_url(), run.run_id, run.created_at)
     with grown.lock:
         return _extents(grown, store_url(), version(run))
@@ -294,7 +294,7 @@ def _extents(grown: _Grown, url: str, version: Version) -> Mapping[str, Extent]:
 
 
 def outline(run: RunInfo) -> Outline:
-    """Return the first and last step of the run's attempts."""
+    """Return the first and last step of the run, and the first step of each attempt."""
     return _outline(store_url(), version(run))
 
 
@@ -307,7 +307,9 @@ def _outline(url: str, version: Version) -> Outline:  # noqa: ARG001  (url and v
 
 
 def traces(run: RunInfo, window: tuple[int, int], names: Sequence[str]) -> dict[str, Branches]:
-    """Return the lines of ``names`` over the steps of ``window``, by source name."""
+    """Return the lines of the metrics ``names`` over the steps of ``window`` (both ends included), by the trainer's
+    name.
+    """
     return _traces(store_url(), version(run), tuple(names), window)
 
 
@@ -319,7 +321,7 @@ def _traces(url: str, version: Version, names: tuple[str, ...], window: tuple[in
 
 
 def whole(run: RunInfo, names: Sequence[str]) -> Mapping[str, Series]:
-    """Return whole series of ``names``; they are shared, so callers must not change them."""
+    """Return the whole series of the metrics ``names``; they are shared, so callers must not change them."""
     return _whole(store_url(), version(run), tuple(names))
 
 
@@ -340,7 +342,8 @@ class RunForecasts:
     """Forecasts of a run.
 
     ``newest`` may have no number, and then holds the reason. ``highest``: the highest p50 of the current branch and its
-    step. ``traces``: lines by name over the window; the risk alone if no chances were given, empty without forecasts.
+    step. ``traces``: lines by name over the window; the risk alone if no probabilities were given, empty without
+    forecasts.
     """
 
     newest: Forecast
@@ -349,7 +352,7 @@ class RunForecasts:
 
 
 def run_forecasts(run: RunInfo, window: tuple[int, int]) -> RunForecasts | None:
-    """Return the forecasts of ``run``, or None if none was attempted."""
+    """Return the forecasts of a run, with lines over the steps of ``window``; None if none was attempted."""
     newest = newest_forecast(run.run_id)
     if newest is None:
         return None
@@ -371,13 +374,13 @@ def _highest(url: str, version: Version) -> tuple[float, int] | None:  # noqa: A
 
 
 def newest_forecast(run_id: str) -> Forecast | None:
-    """Return the newest forecast or the reason for its absence; None if none was attempted."""
+    """Return the newest forecast of a run, or the reason for its absence; None if none was attempted."""
     kept = store().forecasts(run_id, last=1)
     return forecast_of(kept[-1]) if kept else None
 
 
 MOST_RECORDED = 300
-"""Most runs in the record of forecasts, the newest."""
+"""Most runs in the record of forecasts, the newest ones."""
 
 
 def forecast_record() -> tuple[Record, int]:
@@ -406,8 +409,9 @@ def _forecast_of_run(url: str, version: Version, answers: tuple[object, ...]) ->
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A run at a glance: its pace, last values by canonical name (or the trainer's, where there is none), the source
-    names they were read from, its newest forecast where one may be shown, and its state.
+    """Short summary of a run: pace, last values, names read, newest forecast (if one may be shown), and state.
+
+    ``values`` are by canonical name (or the trainer's, if there is none), ``sources`` the trainer's names of these.
     """
 
     pace: Pace
@@ -418,7 +422,7 @@ class Vitals:
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds a step."""
+        """Median duration of a step in seconds; None if unknown."""
         return self.pace.step_s
 
 
@@ -427,7 +431,7 @@ RESTED_S = 300.0
 
 
 def vitals(run: RunInfo) -> Vitals:
-    """Return the vitals of ``run``, cached until it has new rows."""
+    """Return the summary of a run, cached until it has new rows."""
     kept, now = _kept_vitals(store_url()), time.monotonic()
     known, at = kept.get(run.run_id), (version(run), dead_since(run, time.time()) is not None)
     if known is None or known[0] != at or now - known[1] > RESTED_S:
@@ -463,23 +467,23 @@ def _sources(names: tuple[str, ...], source: str) -> Mapping[str, str]:
 # Tokens of a run: the localised steps, and the rows of one step.
 
 MOST_BATCHES = 300
-"""Most batches read for a list of steps, the newest: some 50 ms for a large run."""
+"""Most batches read for a list of steps, the newest ones: some 50 ms for a large run."""
 
 NORM = "optim/grad_norm"
 
 
 def localised(run_id: str) -> list[Event]:
-    """Return the events of localised steps, in order."""
+    """Return the events of the steps of a run whose gradient spike was localised to tokens, in order."""
     return [event for event in store().events(run_id) if event.kind == LOCALISED]
 
 
 def culprits(run_id: str) -> list[SpikeBatch]:
-    """Return the newest batches of culprits, by step."""
+    """Return the newest batches of culprit tokens (those that dominate a gradient spike) of a run, by step."""
     return store().spikes(run_id, last=MOST_BATCHES, reason=CULPRITS)
 
 
 def far_out(run_id: str) -> list[SpikeBatch]:
-    """Return the newest batches of outlier tokens, and of tokens of steps that were not finite."""
+    """Return the newest batches of outlier tokens of a run, and of tokens of steps that were not finite."""
     source = store()
     return [
         batch for reason in (FAR_OUT, NON_FINITE) for batch in source.spikes(run_id, last=MOST_BATCHES, reason=reason)
@@ -487,12 +491,12 @@ def far_out(run_id: str) -> list[SpikeBatch]:
 
 
 def of_step(run_id: str, step: int) -> list[SpikeBatch]:
-    """Return all token records of a step, of all attempts."""
+    """Return all token records of a step of a run, of all attempts."""
     return store().spikes(run_id, step=step)
 
 
 def usual_norm(run: RunInfo) -> float | None:
-    """Return the median of the run's finite gradient norms."""
+    """Return the median of the run's finite gradient norms; None without any."""
     name = canonical_names(metric_names(run), run.source).get(NORM)
     if name is None:
         return None
@@ -507,7 +511,7 @@ Newest = tuple[int, int, int, float, int]
 
 
 def newest_completions(run_id: str) -> CompletionBatch | None:
-    """Return the completions that were recorded last, or None."""
+    """Return the completions of a run that were recorded last, or None."""
     return next(iter(store().completions(run_id, last=1)), None)
 
 
@@ -528,7 +532,7 @@ def _completions(url: str, run_id: str, newest: Newest) -> list[Row]:  # noqa: A
 
 
 def diagnosis(run: RunInfo) -> Diagnosis:
-    """Return the diagnosis from all findings and events so far."""
+    """Return the diagnosis of a run from all its findings and events so far."""
     last = run.last_step or 0
     key = (len(told(run.run_id)), len(events(run.run_id)))
     return _diagnosis(
@@ -542,17 +546,17 @@ def _diagnosis(url: str, run_id: str, key: tuple[object, ...]) -> Diagnosis:  # 
 
 
 def verdict(run: RunInfo) -> Verdict:
-    """Return the state of the run and its sentence."""
+    """Return the state of a run with its explanation."""
     return stored_verdict(store(), run, gone=dead_since(run, time.time()) is not None)
 
 
 def headline(run: RunInfo) -> str:
-    """Return the run in one sentence: state, failure, cause, next action."""
+    """Return one sentence on a run: state, failure, cause, next action."""
     return headline_of(verdict(run), diagnosis(run))
 
 
 def report(run_id: str) -> str:
-    """Return the post-mortem as one HTML file."""
+    """Return the post-mortem of a run as one HTML file."""
     from rlwatch.report import facts_of_run, html
 
     return html(facts_of_run(store(), run_id, now=time.time()))

@@ -1,4 +1,6 @@
-"""Rollouts of one run: completions and rewards, filtered and sorted, one in full, and a comparison of two steps."""
+"""Page with the rollouts (generated responses) of a run: a filtered list, one in full, and a
+comparison of two steps.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ from .tokens import culprits_of as tokens_of
 from .tokens import response_of
 
 LISTED = 100
-"""Most rollouts listed."""
+"""Most rollouts in the list."""
 ROWS, ROW_PX, HEAD_PX = 8, 56, 40
-"""Rollouts visible without scrolling, and heights of a row and of the header."""
+"""Rollouts visible without scrolling, and heights of a row and of the header in pixels."""
 SNIPPET = 160
 """Characters of a prompt, and of the beginning and of the end of an answer, in the list."""
 
@@ -67,7 +69,7 @@ COLUMNS = (
 
 
 def page(go_to_run: GoToRun, go_to_tokens: GoToTokens) -> None:
-    """Draw the run, the filters and the rollout in the address."""
+    """Draw the page of the run in the address: filters, the list of rollouts, and the chosen rollout."""
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open a run, then its rollouts.")
@@ -116,14 +118,16 @@ def _body(run_id: str, go_to_tokens: GoToTokens) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Rollouts of a run, newest first, each with a ``key``; ``culprits`` by attempt and step."""
+    """Recorded rollouts of a run, newest first, each with a ``key``; ``culprits``: culprit tokens by
+    attempt and step.
+    """
 
     rows: Sequence[Row]
     culprits: Mapping[tuple[int, int], Sequence[SpikeBatch]]
 
     @classmethod
     def of(cls, run_id: str) -> Recorded:
-        """Read the rollouts of a run."""
+        """Read the rollouts of a run from the store."""
         by_step: dict[tuple[int, int], list[SpikeBatch]] = {}
         for batch in queries.culprits(run_id):
             by_step.setdefault((batch.attempt, batch.step), []).append(batch)
@@ -136,7 +140,7 @@ class Recorded:
 
 
 def keyed(rows: Sequence[Row]) -> list[Row]:
-    """Add to each row its key for the address: attempt, step, rank, and its index among those."""
+    """Return ``rows``, each with its ``key`` for the address: attempt, step, rank, and its index among those."""
     count: Counter[tuple[int, int, int]] = Counter()
     found = []
     for row in rows:
@@ -147,7 +151,7 @@ def keyed(rows: Sequence[Row]) -> list[Row]:
 
 
 def blamed(row: Row, culprits: Mapping[tuple[int, int], Sequence[SpikeBatch]]) -> Row:
-    """Return ``row`` with the cause of its culprits, if it contains any."""
+    """Return the rollout ``row``, with the cause of its culprit tokens added if it contains any."""
     for batch in culprits.get((row["attempt"], row["step"]), ()):
         for culprit in culprits_of(batch):
             if marks(row, [culprit]):
@@ -157,7 +161,7 @@ def blamed(row: Row, culprits: Mapping[tuple[int, int], Sequence[SpikeBatch]]) -
 
 
 def spiked_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
-    """Return a row for each response with culprits whose text was kept, ordered by their worst culprit."""
+    """Return a row for each response with culprit tokens whose text was recorded, ordered by their worst culprit."""
     found: dict[str, Row] = {}
     for batch in batches:
         for culprit in culprits_of(batch):
@@ -207,7 +211,7 @@ def _fits(row: Row, kind: str) -> bool:
 
 
 def scope(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
-    """Return a sentence with the numbers of rollouts, steps, matches, and rollouts of a generation."""
+    """Return a sentence with the numbers of rollouts, steps, matches (``chosen``), and rollouts generated at a step."""
     steps = {(row["attempt"], row["step"]) for row in rows}
     at = f"{fmt.plural(len(rows), 'rollout')} of {fmt.plural(len(steps), 'step')}"
     fitting = "" if len(chosen) == len(rows) else f"; {fmt.step(len(chosen))} match"
@@ -220,7 +224,7 @@ def scope(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
 
 
 def show_newest(run_id: str) -> None:
-    """Draw one line on the newest rollouts with a link to all of them, if there are any."""
+    """Draw one line on the newest rollouts of a run with a link to all of them, if there are any."""
     with layout.readable("This run"):
         newest = queries.newest_completions(run_id)
         if newest is None or not len(newest):
@@ -249,7 +253,7 @@ def _list(rows: Sequence[Row], opened: Row | None) -> None:
 
 
 def list_row(row: Row, opened: Row | None) -> table.TableRow:
-    """Return a rollout as a row of :data:`COLUMNS`."""
+    """Return a rollout as a row of the table with :data:`COLUMNS`, highlighted if it is ``opened``."""
     parts = " · ".join(f"{fmt.shorten(name, 24)} {fmt.number(given)}" for name, given in reward_parts(row).items())
     odd = odd_words(row)
     numbers = {name: value(row, name) for name in ("reward", "advantage", "length", "repetition", "kl")}
@@ -274,20 +278,20 @@ def list_row(row: Row, opened: Row | None) -> table.TableRow:
 
 
 def one_line(text: str) -> str:
-    """Return text on one line; the two ends of a very long text."""
+    """Return ``text`` on one line; of a very long text only its two ends."""
     ends = text if len(text) <= 8 * SNIPPET else f"{text[: 4 * SNIPPET]} … {text[-4 * SNIPPET :]}"
     return " ".join(ends.split())
 
 
 def snippet(text: str) -> str:
-    """Return the beginning and the end of a text; the end usually contains the answer."""
+    """Return the beginning and the end of ``text`` on one line; the end usually contains the answer."""
     line = one_line(text)
     whole = line if len(line) <= 2 * SNIPPET else f"{line[:SNIPPET]} … {line[-SNIPPET:]}"
     return fmt.shorten(whole, 2 * SNIPPET + 3)
 
 
 def open_rollout(key: str) -> None:
-    """Show a rollout in full, by putting it into the address."""
+    """Show the rollout with the given key in full, by putting it into the page's address."""
     st.query_params["rollout"] = key
 
 
@@ -312,7 +316,7 @@ def _show(found: Recorded, row: Row, go_to_tokens: GoToTokens) -> None:
 
 
 def queries_run() -> str:
-    """Return the run in the address."""
+    """Return the id of the run in the page's address, "" if there is none."""
     return st.query_params.get("run", "")
 
 

@@ -1,4 +1,4 @@
-"""Rollouts on a page: numbers, prompt and answer of one as plain text, and the answers of two steps side by side."""
+"""Rollouts as HTML: numbers, prompt and answer of one, and the answers of two steps in two columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBERS = {"advantage": "advantage", "length": "tokens", "repetition": "repetiti
 
 
 def text_block(text: str, marks: Sequence[TextSpan] = ()) -> Markup:
-    """Return ``text`` unchanged, with ``marks`` highlighted; the middle of a long text unfolds with a click.
+    """Return ``text`` unchanged as HTML, with ``marks`` highlighted; the middle of a long text unfolds with a click.
 
     The middle starts unfolded if a mark lies in it.
     """
@@ -61,12 +61,12 @@ def _marked(part: str, start: int, marks: Sequence[TextSpan]) -> list[str]:
 
 
 def odd_words(row: Row) -> list[str]:
-    """Return the anomalies of a rollout, including culprits, in words."""
+    """Return the anomalies of a rollout in words, including the cause of its culprit tokens."""
     return [*flags(row), *([f"culprit: {row['culprit']}"] if row.get("culprit") else [])]
 
 
 def facts(row: Row) -> Markup:
-    """Return reward and its components, advantage, length, group and anomalies."""
+    """Return reward and its components, advantage, length, group and anomalies of a rollout as HTML."""
     numbers = [("reward", value(row, "reward")), *reward_parts(row).items()]
     numbers += [(label, value(row, name)) for name, label in NUMBERS.items()]
     known = [(label, fmt.number(number)) for label, number in numbers if number is not None]
@@ -82,7 +82,7 @@ def facts(row: Row) -> Markup:
 
 
 def cut_words(row: Row) -> str:
-    """Describe the part of the answer that was kept; empty if it is complete."""
+    """Return a sentence on the part of the answer that was recorded; empty if it is complete."""
     whole, kept = value(row, "chars"), len(str(row.get("completion") or ""))
     if whole is None or whole <= kept:
         return ""
@@ -90,7 +90,7 @@ def cut_words(row: Row) -> str:
 
 
 def rollout(row: Row, marks: Sequence[TextSpan] = (), *, prompt: bool = True) -> Markup:
-    """Return all recorded facts of one rollout."""
+    """Return all recorded facts of one rollout as HTML, with ``marks`` highlighted; ``prompt``: include the prompt."""
     text = str(row.get("completion") or "")
     asked = [el("div", "Prompt", cls="rl-panel"), text_block(str(row.get("prompt") or ""))]
     short = answer(text)
@@ -109,7 +109,7 @@ def rollout(row: Row, marks: Sequence[TextSpan] = (), *, prompt: bool = True) ->
 APART = 50
 """Default distance in steps between the two compared steps."""
 MOST_TURNS = 50
-"""Most prompts listed."""
+"""Most prompts in the list of a comparison."""
 MOST_ANSWERS = 4
 """Most answers shown for a step."""
 NOTHING_TWICE = (
@@ -145,7 +145,7 @@ def steps_of(rows: Sequence[Row]) -> list[int]:
 
 
 def show_beside(rows: Sequence[Row]) -> None:
-    """Draw the choice of two steps, the prompts of both, and the answers to one prompt."""
+    """Draw the choice of two steps, the prompts recorded at both, and the answers to one prompt."""
     st.html(el("div", "Compare prompts between two steps", cls="rl-family"))
     usual = pair_of(rows)
     if usual is None:
@@ -181,12 +181,14 @@ def _step(column: st.delta_generator.DeltaGenerator, label: str, key: str, steps
 
 
 def pick(prompt_id: str) -> None:
-    """Show the answers to another prompt, by putting it into the address."""
+    """Show the answers to the prompt with the given id, by putting it into the page's address."""
     st.query_params["which"] = prompt_id
 
 
 def turn_row(turn: PromptComparison, chosen: PromptComparison) -> table.TableRow:
-    """Return a prompt as a row."""
+    """Return a prompt that was recorded at two steps as a table row with rewards and answers, highlighted if it is
+    ``chosen``.
+    """
     look = LOOKS[Word.AT_RISK if turn.changed else Word.HEALTHY]
     return table.TableRow(
         [

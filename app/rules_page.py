@@ -1,4 +1,4 @@
-"""Rules and channels: edit alert rules, try them on past runs, and test channels.
+"""Page with the alert rules and channels: edit rules, try them on past runs, and test channels.
 
 The page edits the ``rlwatch.toml`` in the store's root, which can only tune rules (docs/security.md): no page can set a
 channel, an address or an action.
@@ -43,7 +43,9 @@ MESSAGE = "rules-told"
 
 @dataclass(frozen=True, slots=True)
 class RulesSource:
-    """Rules in force on this dashboard, and the store's file if it can be edited, else the reason why not."""
+    """Alert rules in force, and the store's file of rules (``tuning``), or the reason (``why_not``) that it cannot be
+    edited.
+    """
 
     config: Config
     tuning: Tuning | None
@@ -51,7 +53,9 @@ class RulesSource:
 
 
 def place() -> RulesSource:
-    """Return the source of the rules. Raises ``ConfigError`` if its file cannot be read."""
+    """Return the alert rules in force and the file to edit. Raises ``ConfigError`` if the
+    configuration cannot be read.
+    """
     root = getattr(queries.store(), "root", None)
     config = load_config(store_root=root)
     if root is None:
@@ -66,7 +70,7 @@ def place() -> RulesSource:
 
 
 def rule_row(rule: Rule, source: str) -> table.TableRow:
-    """Return the rule as a row of :data:`COLUMNS`."""
+    """Return an alert rule as a row of the table with :data:`COLUMNS`; ``source``: result of :func:`source_of`."""
     kinds = ", ".join(fmt.words(kind) for kind in rule.kinds) or ("all others" if rule.except_kinds else "everything")
     critical = rule.for_steps if rule.for_critical is None else rule.for_critical
     return table.TableRow(
@@ -86,13 +90,13 @@ def rule_row(rule: Rule, source: str) -> table.TableRow:
 
 
 def source_of(rule: Rule, usual: Sequence[Rule]) -> str:
-    """Return ``default``, ``changed`` or ``added``."""
+    """Return ``default``, ``changed`` or ``added``, by comparing an alert rule with the default rules ``usual``."""
     known = {each.name: each for each in usual}
     return "added" if rule.name not in known else "default" if known[rule.name] == rule else "changed"
 
 
 def tried_words(found: Sequence[Firing], runs: int) -> str:
-    """Return the result of a trial: ``would have fired 3 times on 1 of 4 runs``."""
+    """Return the result of trying a rule on past runs: ``would have fired 3 times on 1 of 4 runs``."""
     hit = len({each.run_id for each in found})
     times = f"would have fired {fmt.plural(len(found), 'time')} on {hit} of {fmt.plural(runs, 'run')}"
     return times if found else f"would not have fired on {fmt.plural(runs, 'run')}"
@@ -102,7 +106,7 @@ def tried_words(found: Sequence[Firing], runs: int) -> str:
 
 
 def page() -> None:
-    """Draw rules, the editor and the channels."""
+    """Draw the alert rules, their editor and the channels."""
     with layout.readable("The rules"):
         found = place()
         st.html(el("div", "Alert rules and channels", cls="rl-head"))

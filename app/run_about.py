@@ -23,11 +23,11 @@ from .markup import Markup, el, joined
 
 MOST_SETTINGS = 400
 LAST_WORDS = ("traceback", "stderr", "console", "message")
-"""Entries of an exception event that may hold the console's tail, the most detailed first."""
+"""Entries of an exception event that may hold the last console output, the most detailed first."""
 
 
 def show_about(run: RunInfo) -> None:
-    """Draw folds with the settings, the origin and the console's tail."""
+    """Draw folded sections with the run's settings, origin and last output."""
     with st.expander("Settings", key="settings"):
         st.fragment(show_settings)(run)
     with st.expander("Environment", key="where"):
@@ -39,7 +39,9 @@ def show_about(run: RunInfo) -> None:
 
 
 def show_settings(run: RunInfo) -> None:
-    """Draw the settings with a search, or only those that differ from the last run of the project."""
+    """Draw the settings of a run with a search, and a switch to only those that differ from the last run of its
+    project.
+    """
     values, before = _settings(run), last_run(run, queries.runs_by_id().values())
     if not values:
         st.html(el("div", "No settings logged: pass config= to rlwatch.init", cls="rl-quiet"))
@@ -64,7 +66,7 @@ def _settings(run: RunInfo) -> list[ConfigOption]:
 
 
 def last_run(run: RunInfo, runs: Iterable[RunInfo]) -> RunInfo | None:
-    """Return the run of the same project that began last before ``run``."""
+    """Return the last run in ``runs`` that began before ``run`` and belongs to its project; None if there is none."""
     earlier = [
         one
         for one in runs
@@ -74,17 +76,17 @@ def last_run(run: RunInfo, runs: Iterable[RunInfo]) -> RunInfo | None:
 
 
 def differing(before: RunInfo, run: RunInfo) -> dict[str, str]:
-    """Return the settings in which two runs differ, as ``3e-06, was 1e-06``."""
+    """Return the settings in which two runs differ, with both values, as ``3e-06, was 1e-06``."""
     configs = [{name: value for name, value in one.config.items() if name != ORIGIN} for one in (before, run)]
     return {one.name: f"{_written(one.values[1])}, was {_written(one.values[0])}" for one in config_diff(configs)}
 
 
 PLANNED = ("max_steps", "total_training_steps", "total_steps", "num_training_steps", "max_iterations")
-"""Settings that hold the number of steps at which a trainer ends, by the end of their names."""
+"""Last parts of the names of settings that hold the number of steps at which a trainer ends."""
 
 
 def planned_steps(run: RunInfo) -> int | None:
-    """Return the step at which the run is to end, by its settings; None if they do not hold it.
+    """Return the step at which the run is to end according to its settings; None if they do not hold it.
 
     >>> planned_steps(RunInfo("r", config={"trainer": {"total_training_steps": 500}}))
     500
@@ -98,7 +100,7 @@ def planned_steps(run: RunInfo) -> int | None:
 
 
 def where(run: RunInfo) -> list[tuple[str, str]]:
-    """Return code, command, packages, machine, process and attempts, as far as recorded."""
+    """Return names and values of a run's code, command, packages, machine, process and attempts, as far as recorded."""
     recorded = run.config.get(ORIGIN)
     origin = recorded if isinstance(recorded, Mapping) else {}
     rows = [
@@ -138,12 +140,12 @@ def _cpus(count: object) -> str:
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> Markup:
-    """Return a list of names and values."""
+    """Return names and values as an HTML list."""
     return el("dl", *(part for name, value in rows for part in (el("dt", name), el("dd", value))), cls="rl-pairs")
 
 
 def console_tail(events: Sequence[Event]) -> str:
-    """Return the last output before the newest failure, or an empty string."""
+    """Return the last output before the newest failure in ``events``, or ""."""
     failed = [event for event in events if event.kind in ("exception", "signal")]
     if not failed:
         return ""
@@ -166,7 +168,7 @@ OUTPUTS = {"1": "", "2": "stderr: "}
 
 
 def show_console(run_id: str) -> None:
-    """Draw a fold with the newest lines, if there are any."""
+    """Draw a folded section with the newest output of a live run on this machine, if there is any."""
     with layout.readable("This run"):
         run = queries.run(run_id)
         lines = output_tail(run, getattr(queries.store(), "root", None))
@@ -176,7 +178,10 @@ def show_console(run_id: str) -> None:
 
 
 def output_tail(run: RunInfo, root: Path | None) -> list[str]:
-    """Return the newest lines that the process of a live run wrote to files, with secrets redacted."""
+    """Return the newest lines that the process of a live run wrote to files, with secrets redacted.
+
+    ``root``: directory of the store. Empty unless the run is live on this machine.
+    """
     if root is None or run.state is not RunState.RUNNING or not run.pid or run.host != socket.gethostname():
         return []
     process = Path("/proc", str(run.pid), "fd")

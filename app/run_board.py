@@ -1,4 +1,4 @@
-"""The charts of a run: the main ones above the fold, then every metric. The user's choices are kept in the address."""
+"""Charts of a run: the main ones at the top, then every metric. The user's choices are kept in the address."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ STRIP = (
     ("grad norm", ("optim/grad_norm",)),
     ("mismatch", ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/prob_absdiff")),
 )
-"""Charts above the fold, each for the first of its names that the run has."""
+"""Charts at the top of the page, each for the first of its names that the run has."""
 BANDED = frozenset({"entropy", "KL", "grad norm", "mismatch"})
 """Charts with a healthy range; the reward has none, because it should rise."""
 
 MOST_FOUND, MOST_MORE = 24, 30
-"""Most charts drawn for a search and for a click."""
+"""Most charts drawn for a search, and for a click on more."""
 WARM_UP, CALM_ROWS = 0.1, 20
-"""Part of the calm rows that is skipped as warm-up, and the least rows for a healthy range."""
+"""Share of the rows before the first finding that is skipped as warm-up, and the least rows for a healthy range."""
 
 
 # The user's choices, kept in the address, so that they can be shared, reloaded and undone with the back button.
@@ -52,7 +52,7 @@ AXES = ("step", "time", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class BoardOptions:
-    """The user's choices; see the controls above the charts."""
+    """The user's choices for the charts of a run, made with the controls above them."""
 
     axis: str = "step"
     scales: Scales = AS_USUAL
@@ -63,7 +63,7 @@ class BoardOptions:
 
     @classmethod
     def of_address(cls, project: str) -> BoardOptions:
-        """Read the choices from the address and the controls, for a run of ``project``."""
+        """Read the choices from the page's address and the controls, for a run of ``project``."""
         address = st.query_params
         asked = address.get("axis", "step")
         return cls(
@@ -76,7 +76,7 @@ class BoardOptions:
 
 
 def chosen_pins(project: str) -> tuple[str, ...]:
-    """Return the starred metrics in the address, which may be an empty list, else those of the project."""
+    """Return the pinned charts in the page's address, which may be an empty list, else those of the project."""
     given = st.query_params.get_all(PIN)
     return tuple(dict.fromkeys(filter(None, given))) if given else pinned.pins_of(project)
 
@@ -87,7 +87,7 @@ def live() -> bool:
 
 
 def find() -> str:
-    """Draw the search over all metrics and return its text."""
+    """Draw the search field over all metrics and return its text."""
     return st.text_input(
         "Search metrics",
         key="q",
@@ -106,7 +106,10 @@ ASKED = "zoom-asked"
 
 
 def on_ask(asked: Mapping[str, Any], run_id: str, axis: str) -> None:
-    """Handle a request of a chart; most requests change the address."""
+    """Handle a request of a chart of the run (zoom, click, pin, and so on); most requests change the page's address.
+
+    ``axis``: the kind of axis that is drawn.
+    """
     address = st.query_params
     kind = asked.get("kind")
     if kind == "zoom":
@@ -131,7 +134,9 @@ def _turned(names: Sequence[str], name: str) -> list[str]:
 
 
 def keep(project: str, names: Sequence[str]) -> None:
-    """Pin these charts: in the address, and for all users if this one may make changes."""
+    """Pin the charts ``names``: in the page's address, and for all users of the project if this user
+    may make changes.
+    """
     who = layout.principal()
     st.query_params[PIN] = list(names) or [""]
     if not who.may_command:
@@ -184,7 +189,7 @@ def _set_all(address: Any, name: str, values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A run and the choices of how to draw it."""
+    """A run, and the choices for drawing its charts."""
 
     run: RunInfo
     look: BoardOptions
@@ -194,7 +199,7 @@ class Drawing:
     last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def chart(self, panel: MetricChart, lines: Branches, family: str, rows: Series | None = None) -> board.BoardChart:
-        """Return one metric as a chart; ``rows``: those of a metric that the store does not have."""
+        """Return one metric as a chart; ``rows``: rows of a metric that is computed and not in the store."""
         every = self.look.scales.every_axis([lines.current.values], panel.limits)
         ends, scale = every[2 * self.look.scales.log + (not self.look.scales.clip)]
         level = health.baselines(self.findings).get(panel.canonical or panel.name)
@@ -215,7 +220,10 @@ class Drawing:
         )
 
     def smooth(self, name: str, rows: Series | None = None) -> Any:
-        """Return the metric smoothed, or None if smoothing is off."""
+        """Return the smoothed curve of the metric ``name``, or None if smoothing is off.
+
+        ``rows``: rows of a metric that is computed and not in the store.
+        """
         scales = self.look.scales
         if not scales.smooths:
             return None
@@ -224,7 +232,7 @@ class Drawing:
 
 
 def healthy_range(run: RunInfo, name: str, findings: Sequence[Finding]) -> tuple[float, float] | None:
-    """Return the range of nine tenths of the metric's rows before the first finding; None if there are too few rows.
+    """Return the range of nine tenths of a metric's rows before the first finding; None if there are too few rows.
 
     For a long run it is computed again once the run has grown by one part in :data:`queries.REFRESH_SHARE`.
     """
@@ -253,7 +261,7 @@ def _healthy_range(
 
 
 def strip(drawing: Drawing, panels: Sequence[MetricChart]) -> list[board.BoardChart]:
-    """Return the charts above the fold that the run has."""
+    """Return the charts for the top of the page whose metrics the run has."""
     known = {panel.canonical: panel for panel in panels if panel.canonical}
     known |= {panel.name: panel for panel in panels if not panel.canonical}
     chosen = [(title, next((known[name] for name in names if name in known), None)) for title, names in STRIP]
@@ -284,7 +292,7 @@ def _titled(
 
 
 def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[MetricChart]) -> list[board.ChartSection]:
-    """Return the sections: pinned charts, then the search results or the families."""
+    """Return the sections of charts: pinned charts, then the search results or the metric families."""
     look, run = drawing.look, drawing.run
     arranged = _arranged(drawing, names, _by_name(panels))
     if look.wanted.strip():
@@ -387,7 +395,7 @@ def _drawn_of(run: RunInfo) -> tuple[object, ...]:
 
 
 def watch(run_id: str) -> None:
-    """Draw nothing, and rerun the page when it is outdated: new marks, findings, events or tokens of a spike."""
+    """Rerun the page if its charts are outdated (new marks, findings, events or spike tokens); draw nothing."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         if st.session_state.get(CHARTS_SHOW) not in (None, _drawn_of(queries.run(run_id))):
             st.session_state.pop(CHARTS_SHOW)
@@ -395,7 +403,7 @@ def watch(run_id: str) -> None:
 
 
 def show_history(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Draw findings and events."""
+    """Draw the tables of findings and events of a run."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         events = queries.events(run_id)
         run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
@@ -403,7 +411,7 @@ def show_history(run_id: str, go_to_tokens: GoToTokens) -> None:
 
 
 def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Draw the charts above the fold, and every metric with the map of layers."""
+    """Draw the main charts of a run, and below them every metric with the map of layers."""
     if st.session_state.pop(ANEW, False):
         st.rerun()  # the rest of the page shows the range, too
     step = st.session_state.pop(LEAVE, None)

@@ -1,4 +1,4 @@
-"""The order of a run's metrics, by failure family and the most informative first, and its layers as one heat map."""
+"""Order of a run's metrics, by failure family and the most informative first, and its layers as one heat map."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from .queries import BUCKETS, REFRESH_SHARE, Extent, canonical_names, metric_nam
 from .thinning import Floats, ThinnedCurve, branches
 
 MOST = 3
-"""Charts of a family shown at first, one row; the others are folded, unless a finding concerns them: then whole rows
-are added.
+"""Charts of a family shown at first, one row; the rest is folded, unless a finding concerns them: then whole rows are
+added.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class MetricChart:
-    """One metric: its ``name`` in the source and, if it is a known metric, the canonical one."""
+    """One metric to draw: its ``name`` in the trainer's log and, for a known metric, its canonical name."""
 
     name: str
     canonical: str = ""
 
     @property
     def title(self) -> str:
-        """Return the title of the chart."""
+        """Title of the metric's chart."""
         return self.canonical or self.name
 
     @property
     def about(self) -> str:
-        """Return the meaning of the metric, if it is known."""
+        """Explanation of the metric; empty if it is not a known one."""
         return meaning_of(self.canonical)
 
     @property
     def limits(self) -> tuple[float | None, float | None]:
-        """Return the lower and upper limit of the metric."""
+        """Lowest and highest possible value of the metric, None if there is none."""
         metric = metric_of(self.canonical or self.name)
         return (None, None) if metric is None else (metric.low, metric.high)
 
     @property
     def vital(self) -> bool:
-        """Return True for a metric that is drawn even if it never changes."""
+        """True for a metric that is drawn even if it never changes."""
         metric = metric_of(self.canonical)
         return metric is not None and metric.vital
 
     def subtitle(self, source: str) -> str:
-        """Return the unit, and the source's name if it differs (with ``proxy`` if the quantity is only related)."""
+        """Return the unit, and the trainer's name if it differs (with ``proxy`` if the quantity is only related)."""
         if not self.canonical:
             return ""
         reading = resolve(self.name, source)
@@ -68,7 +68,7 @@ class MetricChart:
 
 @dataclass(slots=True)
 class MetricSection:
-    """One family: charts shown, folded charts, and metrics that never changed (name, value)."""
+    """Charts of one metric family: those shown, those folded, and metrics that never changed (name, value)."""
 
     family: Family
     shown: list[MetricChart] = field(default_factory=list)
@@ -77,7 +77,7 @@ class MetricSection:
 
 
 def all_panels(names: Sequence[str], source: str) -> list[MetricChart]:
-    """Return every metric once: known ones, the most informative first, then the others by name.
+    """Return every metric of a run once: known ones, the most informative first, then all others by name.
 
     Layers and forecasts are left out; they have charts of their own.
     """
@@ -97,9 +97,18 @@ def sections(
     source: str,
     suspects: Collection[str] = (),
 ) -> list[MetricSection]:
-    """Return the charts by family, given the extents of the metrics over the whole run; unknown metrics are folded.
+    """Return the charts of a run by metric family; unknown metrics are folded.
 
-    ``suspects`` are metrics of findings; they are shown at any rank, like metrics with values that were not finite.
+    Parameters
+    ----------
+    panels
+        The metrics to draw.
+    extents
+        Extent of each metric over the whole run.
+    source
+        The trainer.
+    suspects
+        Metrics of findings, which are always shown, like metrics with values that were not finite.
     """
     found = {family: MetricSection(family) for family in Family}
     for panel in panels:
@@ -124,14 +133,14 @@ def sections(
 
 
 def unchanging_words(section: MetricSection) -> str:
-    """Return ``never changed: optim/lr 1e-06``, or an empty string if all metrics changed."""
+    """Return ``never changed: optim/lr 1e-06``, or an empty string if all metrics of the section changed."""
     if not section.unchanging:
         return ""
     return "never changed: " + " · ".join(f"{name} {fmt.number(value)}" for name, value in section.unchanging)
 
 
 def found_by(names: Sequence[str], panels: Sequence[MetricChart], wanted: str) -> list[MetricChart]:
-    """Return the metrics whose names or meaning contain all words of ``wanted``, including layers and forecasts."""
+    """Return the metrics whose names or explanation contain all words of ``wanted``, including layers and forecasts."""
     words = wanted.lower().split()
     listed = {panel.name for panel in panels}
     every = [*panels, *(MetricChart(name) for name in sorted(names) if name not in listed)]
@@ -141,18 +150,18 @@ def found_by(names: Sequence[str], panels: Sequence[MetricChart], wanted: str) -
 # The layers of a run as one heat map of gradient norms relative to their usual level.
 
 COLUMNS = 120
-"""Most columns of the map; each is a range of steps."""
+"""Most columns of the heat map; each is a range of steps."""
 MOST_ROWS = 120
 """Most layers drawn: those furthest above their usual norm."""
 ROW_PX, LEAST_PX, MOST_PX, FOOT_PX = 14, 90, 600, 8
 APART = "layers/heterogeneity"
-"""Metric of the heterogeneity of the layers' norms, a line below the map."""
+"""Metric of the heterogeneity of the layers' norms, drawn as a line below the heat map."""
 APART_PX = 90
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """One layer: its name, and its norms, thinned to their extremes."""
+    """One layer of the model: its name, and its gradient norms, thinned to their extremes."""
 
     name: str
     curve: ThinnedCurve
@@ -160,7 +169,7 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class LayerMap:
-    """The heat map, rows in model order; ``left_out``: number of layers not drawn.
+    """Heat map of the layers' gradient norms, rows in model order; ``left_out``: number of layers not drawn.
 
     A cell is the highest norm in a range of steps. ``usual`` is the level of its row: the median over the ranges of the
     geometric mean of lowest and highest norm, which is the median of the norms if a range is one step.
@@ -171,13 +180,13 @@ class LayerMap:
 
     @property
     def times(self) -> Floats:
-        """Return the norms divided by their usual level (L, C)."""
+        """Norms of the map divided by the usual level of their layer (L, C)."""
         over: Floats = self.cells.values / self.cells.usual[:, None]
         return over
 
 
 def in_model_order(names: Sequence[str]) -> list[str]:
-    """Sort names: embeddings, then layers by number, then names without a number.
+    """Sort names of layers: embeddings, then layers by number, then names without a number.
 
     >>> in_model_order(["lm_head", "layers.10", "layers.9", "embed_tokens"])
     ['embed_tokens', 'layers.9', 'layers.10', 'lm_head']
@@ -192,7 +201,7 @@ def _place(name: str) -> tuple[int, list[tuple[int, int | str]]]:
 
 
 def layer_map(rows: Sequence[LayerRow], window: tuple[int, int]) -> LayerMap:
-    """Return the map of ``rows`` (at least one) over the steps of ``window``, both ends included."""
+    """Return the heat map of the layers in ``rows`` (at least one) over the steps of ``window``, both ends included."""
     first, last = window
     columns = min(COLUMNS, last - first + 1)
     starts = tuple(first + (last - first + 1) * i // columns for i in range(columns + 1))
@@ -224,12 +233,14 @@ def _furthest(whole: LayerMap) -> LayerMap:
 
 
 def map_height(rows: int) -> int:
-    """Return the height in pixels of a map of ``rows`` layers."""
+    """Return the height in pixels of a heat map of ``rows`` layers."""
     return FOOT_PX + min(max(LEAST_PX, rows * ROW_PX), MOST_PX)
 
 
 def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSection:
-    """Return the map as a section on the charts' axis; below it the heterogeneity of the layers, if it is logged."""
+    """Return a section of charts with the heat map of the layers and, if ``apart`` is given, their heterogeneity below
+    it.
+    """
     names = shown.cells.names
     left_out = f"the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
     broken = "pink: NaN or Inf" if shown.cells.bad.any() else ""
@@ -252,7 +263,7 @@ def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSect
 
 
 def apart_panel(curve: ThinnedCurve) -> BoardChart:
-    """Return the chart of heterogeneity."""
+    """Return the chart of the heterogeneity of the layers' norms."""
     return BoardChart(
         name="layers-apart",
         title="heterogeneity of the layers",
@@ -267,7 +278,7 @@ def apart_panel(curve: ThinnedCurve) -> BoardChart:
 
 
 def layer_section(run: RunInfo, window: tuple[int, int]) -> ChartSection | None:
-    """Return one map of all layers, or None if none was measured."""
+    """Return the section with the heat map of all layers of a run, or None if none was measured."""
     every = metric_names(run)
     names = [name.removeprefix(LAYER_PREFIX) for name in every if name.startswith(LAYER_PREFIX)]
     if not names:

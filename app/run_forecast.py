@@ -1,4 +1,4 @@
-"""The forecast of a run: chance, time and drivers of a failure, in words, bars and a chart."""
+"""The forecast of a run as HTML and charts: probability, time and main drivers of a failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ ALARM = 1.0
 
 
 def forecast_facts(forecasts: RunForecasts) -> Markup:
-    """Return the current chance, the next limit and the highest chance; or the reason why there is no forecast."""
+    """Return current probability, next limit and highest probability as HTML; or the reason that there
+    is no forecast.
+    """
     now = forecasts.newest
     if now.limits_only:
         return el("div", *_by_limits(now), cls="rl-facts")
@@ -81,7 +83,7 @@ def _highest(forecasts: RunForecasts) -> list[Markup]:
 
 
 def driver_bars(forecast: Forecast, ink: Ink) -> Markup:
-    """Return the drivers of the newest forecast, each metric with its share as a bar."""
+    """Return the metrics with the most evidence for the newest forecast as HTML, each with its share as a bar."""
     title = el("div", "What drives it", cls="rl-panel")
     if not forecast.why:
         return el("div", title, el("div", "no dominant metric", cls="rl-quiet"))
@@ -101,9 +103,9 @@ def _bar(metric: str, share: float, colour: str) -> list[Markup]:
 
 
 def forecast_panels(traces: Mapping[str, Branches], ink: Ink) -> list[BoardChart]:
-    """Return two charts: the chances (nested areas, p50 as the line) and the risk with its alarm threshold.
+    """Return two charts: the probabilities (nested areas, p50 as the line) and the risk with its alarm threshold.
 
-    A run without chances has only the chart of the risk.
+    A run without probabilities has only the chart of the risk.
     """
     lines = traces["forecast/risk"]
     top = max(1.25, *(float(value) for value in lines.current.values), 0.0)
@@ -138,7 +140,7 @@ def _hundredfold(curve: ThinnedCurve) -> ThinnedCurve:
 
 
 def forecast_section(run: RunInfo, window: tuple[int, int], ink: Ink) -> ChartSection | None:
-    """Return the section with the charts of forecasts, or None without forecasts."""
+    """Return the section with the charts of a run's forecasts over ``window``, or None without forecasts."""
     forecasts = queries.run_forecasts(run, window)
     if forecasts is None or not forecasts.traces:
         return None
@@ -146,7 +148,7 @@ def forecast_section(run: RunInfo, window: tuple[int, int], ink: Ink) -> ChartSe
 
 
 def show_forecast(run_id: str) -> None:
-    """Draw the newest forecast in a line, with its drivers below."""
+    """Draw the newest forecast of a run in a line, with its main drivers below."""
     with layout.readable("The forecast"):
         run = queries.run(run_id)
         outline = queries.outline(run)

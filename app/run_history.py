@@ -22,14 +22,14 @@ from .token_steps import LocalisationReport, TokenStep
 from .tokens import Token, culprits_of
 
 NAMED = 3
-"""Most culprits named."""
+"""Most culprit tokens named in a line."""
 
 GAP = "\u2003"
-"""Separator of culprits: an em space, because a dot represents a space within a token."""
+"""Separator of culprit tokens: an em space, because a dot represents a space within a token."""
 
 
 def show_culprits(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Draw one line and a button, if a step was localised."""
+    """Draw one line on the newest localised gradient spike and a button to its tokens, if there is one."""
     with layout.readable("This run"):
         localised = [event for event in queries.localised(run_id) if event.step is not None]
         if not localised:
@@ -94,23 +94,23 @@ COMMAND_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Localised:
-    """The steps of a run whose tokens were localised."""
+    """The steps of a run whose gradient spike was localised to tokens."""
 
     run_id: str
     steps: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, run_id: str, happened: Sequence[Event]) -> Localised:
-        """Read the localised steps from the run's events."""
+        """Read the localised steps of a run from its events ``happened``."""
         steps = (event.step for event in happened if event.kind == LOCALISED)
         return cls(run_id, frozenset(step for step in steps if step is not None))
 
     def step_of(self, finding: Finding) -> int | None:
-        """Return the localised step of a finding: its step, else its onset."""
+        """Return the localised step that a finding concerns (its step, else its onset), or None."""
         return next((step for step in (finding.step, finding.onset_step) if step in self.steps), None)
 
     def link(self, finding: Finding) -> table.Cell:
-        """Return a link to the tokens of the finding's step; empty if it was not localised."""
+        """Return a table cell with a link to the tokens of the finding's step; empty if that was not localised."""
         step = self.step_of(finding)
         if step is None:
             return table.text("")
@@ -119,7 +119,7 @@ class Localised:
 
 
 def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: GoToTokens) -> None:
-    """Draw published findings, newest first; those of a localised step with a link to its tokens."""
+    """Draw the table of findings, newest first; those of a localised step with a link to its tokens."""
     st.html(el("div", "Findings", cls="rl-family"))
     if not found:
         st.caption("No findings.")
@@ -141,7 +141,7 @@ REPEATS = 3
 
 
 def once_each(found: Sequence[Finding]) -> list[tuple[Finding, str]]:
-    """Return findings, newest first; repeated ones once, with their count and first step."""
+    """Return findings, newest first, each with a text; repeated ones once, with their count and first step."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in found:
         groups.setdefault((finding.detector, finding.kind, finding.severity, finding.stage), []).append(finding)
@@ -157,7 +157,7 @@ def once_each(found: Sequence[Finding]) -> list[tuple[Finding, str]]:
 
 
 def finding_row(finding: Finding, repeats: str = "") -> table.TableRow:
-    """Return the row of a finding or its update, with the evidence folded."""
+    """Return the table row of a finding or its update, with the evidence folded and ``repeats`` as tooltip."""
     key = f"{finding.detector}-{finding.kind}-{finding.seq}-{finding.severity}-{finding.stage}"
     better = finding.stage.better
     return table.TableRow(
