@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types scripts unit numerical verl openrlhf openrlhf-run wheel dist docs docs-reference pictures browser bench bench-app bench-detect bench-forecast faults mutants clean
+.PHONY: demo test thorough nightly environments check lint types scripts unit numerical verl openrlhf openrlhf-run wheel dist docs docs-reference pictures sheet browser bench bench-app bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -38,7 +38,7 @@ types: $(VENV)/.dev
 
 # The typed scripts of the dashboard, by TypeScript where there is npm: they are plain ES modules with JSDoc types, so
 # nothing that installs or tests rlwatch needs it.
-TYPED := app/arrange.js app/curves.js app/keys.js app/live.js app/look.js app/overlay.js app/save.js app/shapes.js app/table.js
+TYPED := app/arrange.js app/curves.js app/keys.js app/live.js app/look.js app/overlay.js app/save.js app/shapes.js app/study.js app/table.js
 TSC := build/typescript/node_modules/.bin/tsc
 scripts:
 	@command -v npm >/dev/null && { test -x $(TSC) || npm install --silent --prefix build/typescript typescript@7.0.2 >/dev/null 2>&1; } \
@@ -156,6 +156,10 @@ docs-reference: $(VENV)/.dev
 # The pictures of README.md and docs/: the terminal and the dashboard, by the real command on the sample logs.
 pictures: $(VENV)/.dev browser
 	$(BIN)/python benchmarks/pictures.py $(ARGS)
+
+# Every state of the dashboard on one sheet, light and dark, on three screens: look at it before a release.
+sheet: $(VENV)/.dev browser
+	$(BIN)/python benchmarks/contact_sheet.py $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/watching_cost.py

@@ -7,6 +7,7 @@ import { choices, moved } from "./arrange.js";
 import { interpolated, smoothed, spacing } from "./curves.js";
 import { appended, follow } from "./live.js";
 import { overlaid } from "./overlay.js";
+import { drawStudy } from "./study.js";
 import { saveDrawing, saveDrawn, savePicture, saveRows } from "./save.js";
 
 const AXIS_PX = 52, MERGE_PX = 15, REACH_PX = 6, WAIT_MS = 260, PATIENCE_MS = 15000, NARROW_PX = 560, FEW = 3;
@@ -422,7 +423,8 @@ class Board {
     this.note.hidden = true;
     this.note.setAttribute("role", "dialog");
     this.strip.append(this.lane);
-    host.append(this.strip, this.rest, this.tip, this.note);
+    this.study = el("div", "study");
+    host.append(this.strip, this.rest, this.study, this.tip, this.note);
     host.addEventListener("keydown", (event) => event.key === "Escape" && (this.note.hidden = true));
     this.controls = el("div", "controls");
     this.chips = el("div", "chips");
@@ -558,6 +560,36 @@ class Board {
     }
     this.drawLane();
     this.tell();
+    this.drawStudy();
+  }
+
+  // Settings against a result.
+  drawStudy() {
+    const { study, legend } = this.given, look = now();
+    this.study.hidden = !study;
+    if (!study) return;
+    if (!this.study.firstChild) {
+      const pick = (name, words) => {
+        const both = el("span", "choice"), input = el("select"), label = el("span", "", words);
+        input.name = name;
+        input.setAttribute("aria-label", words);
+        label.setAttribute("aria-hidden", "true");
+        input.addEventListener("change", () => change({ [name]: input.value }));
+        both.append(label, input);
+        return both;
+      };
+      const heads = el("div", "chips");
+      heads.append(pick("setting", "Setting"), pick("result", "Result"));
+      this.study.append(el("h3", "", "Settings against the result"), heads, el("div", "pictures"));
+    }
+    for (const [name, columns] of [["setting", study.settings], ["result", study.results]]) {
+      const input = this.study.querySelector(`select[name=${name}]`), names = columns.map((column) => column.name);
+      if (String([...input.options].map((option) => option.value)) !== String(names)) {
+        input.replaceChildren(...names.map((one) => { const option = el("option", "", one); option.value = one; return option; }));
+      }
+      input.value = names.includes(look[name]) ? look[name] : names[0];
+    }
+    drawStudy(this.study.querySelector(".pictures"), study, legend, look, this.given.ink);
   }
 
   // The range shown: a range just chosen until the server has it, else the server's.
@@ -1020,7 +1052,7 @@ class Board {
         this.later(chart);
       }
     }
-    if (this.data) { this.drawLane(); this.tell(); }
+    if (this.data) { this.drawLane(); this.tell(); this.drawStudy(); }
   }
 
   destroy() {

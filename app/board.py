@@ -179,7 +179,7 @@ class Board:
     """Charts of a part of a page that share an axis. Boards with equal ``key`` share a cursor; ``window`` is in steps.
 
     ``looks``: the drawn view and the run, if the browser draws other views by itself (``look.js``). ``legend``: the
-    runs of a comparison, which the browser hides and shows.
+    runs of a comparison, which the browser hides and shows; ``study``: their settings and results.
     """
 
     key: str
@@ -195,6 +195,7 @@ class Board:
     pins: Sequence[str] | None = None
     looks: Mapping[str, Any] | None = None
     legend: Sequence[Mapping[str, Any]] | None = None
+    study: Mapping[str, Any] | None = None
 
     def data(self) -> Json:
         """Return the input of ``board.js`` as strict JSON, for any measured values."""
@@ -213,6 +214,7 @@ class Board:
             "pins": None if self.pins is None else list(self.pins),
             **({} if self.looks is None else {"looks": dict(self.looks)}),
             **({} if self.legend is None else {"legend": [dict(entry) for entry in self.legend]}),
+            **({} if self.study is None else {"study": dict(self.study)}),
             "marks": [self._mark(mark) for mark in self.marks],
             "strip": [self._panel(panel) for panel in self.strip],
             "sections": [

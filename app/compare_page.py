@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import streamlit as st
@@ -258,7 +259,9 @@ def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics
         panels = [
             overlays.overlay(name, lines[name], sub=unit_of(name), scales=looks) for name in metrics if lines[name]
         ]
-        board.show_by_address(_board(axis, whole, shown, panels, drawn))
+        made = _board(axis, whole, shown, panels, drawn)
+        made.study = study_of(drawn, [name for name in metrics if lines[name]])
+        board.show_by_address(made)
 
 
 def _board(
@@ -278,6 +281,40 @@ def _board(
             for place, group in enumerate(drawn)
         ],
     )
+
+
+LAST_PART = 10
+"""The result of a run is the mean of the last one in this many of its finite rows."""
+
+
+def study_of(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, Any] | None:
+    """Return the settings in which the runs differ and their results, by run; None without either."""
+    runs = [(place, run) for place, group in enumerate(groups) for run in group.runs]
+    differing = config_diff([run.config for _, run in runs])
+    if not differing or not metrics or len(runs) < 2:
+        return None
+    everything = (-EVERYWHERE, EVERYWHERE, None)
+    read = [_rows(store_url(), version(run), Axis.STEP, tuple(metrics), everything) for _, run in runs]
+    return {
+        "names": [called(run) for _, run in runs],
+        "places": [place for place, _ in runs],
+        "settings": [{"name": one.name, "values": [_coordinate(value) for value in one.values]} for one in differing],
+        "results": [{"name": name, "values": [_result(of.get(name)) for of in read]} for name in metrics],
+    }
+
+
+def _coordinate(value: object) -> float | str | None:
+    """Return a setting as a number or a text; None if it is missing."""
+    if isinstance(value, Absent):
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < EVERYWHERE:
+        return float(value) if math.isfinite(value) else str(value)
+    return written(value)
+
+
+def _result(rows: MetricSeries | None) -> float | None:
+    finite = np.empty(0) if rows is None else rows.values[np.isfinite(rows.values)]
+    return float(f"{finite[-max(1, len(finite) // LAST_PART) :].mean():.4g}") if len(finite) else None
 
 
 def _place(axis: Axis, whole: tuple[int, int]) -> StepAxis:

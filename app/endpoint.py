@@ -44,7 +44,18 @@ def _answering(name: str) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-MODULES = ("arrange.js", "board.js", "curves.js", "keys.js", "live.js", "look.js", "overlay.js", "page.js", "save.js")
+MODULES = (
+    "arrange.js",
+    "board.js",
+    "curves.js",
+    "keys.js",
+    "live.js",
+    "look.js",
+    "overlay.js",
+    "page.js",
+    "save.js",
+    "study.js",
+)
 A_YEAR_S = 31_536_000
 HERE = Path(__file__).resolve().parent
 

@@ -11,11 +11,13 @@
  * @property {boolean} side  whether the drawer next to the charts is open
  * @property {boolean} legend
  * @property {string} hide  places of the hidden runs in the legend, as "0,2"
+ * @property {string} setting  setting of the comparison's points; empty: the first
+ * @property {string} result  metric of the comparison's points; empty: the first
  * @property {string} base  place of the run that the others are compared with; empty: none
  */
 
 /** @type {Look} */
-export const USUAL = { axis: "step", smooth: "off", log: false, clip: true, side: true, legend: false, hide: "", base: "" };
+export const USUAL = { axis: "step", smooth: "off", log: false, clip: true, side: true, legend: false, hide: "", base: "", setting: "", result: "" };
 export const AXES = ["step", "time", "tokens"];
 const SWITCHES = /** @type {const} */ (["log", "clip", "side", "legend"]);
 
@@ -33,6 +35,7 @@ export function read(search) {
   if (/^(EMA 0\.\d+|mean of \d{1,4})$/.test(query.get("smooth") ?? "")) look.smooth = query.get("smooth") ?? "";
   if (/^\d{1,3}(,\d{1,3})*$/.test(query.get("hide") ?? "")) look.hide = query.get("hide") ?? "";
   if (/^\d{1,3}$/.test(query.get("base") ?? "")) look.base = query.get("base") ?? "";
+  for (const name of /** @type {const} */ (["setting", "result"])) look[name] = (query.get(name) ?? "").slice(0, 200);
   for (const name of SWITCHES) if (["true", "false"].includes(query.get(name) ?? "")) look[name] = query.get(name) === "true";
   return look;
 }

@@ -7,7 +7,7 @@ if (!globalThis.rlwatchPage) {
   // which leaves an entry for a page that was never shown: the entry of the next page replaces it.
   // Streamlit's script sets each key of the query separately: changes at nearly the same time become one entry.
   // Streamlit does not know the names that the browser keeps in the address (look.js); they are preserved.
-  const SOON_MS = 2000, SAME_ACT_MS = 250, OWN = ["axis", "smooth", "log", "clip", "side", "legend", "hide", "base"];
+  const SOON_MS = 2000, SAME_ACT_MS = 250, OWN = ["axis", "smooth", "log", "clip", "side", "legend", "hide", "base", "setting", "result"];
   const RUNS = { "/run": "run", "/compare": "runs" };
   const push = history.pushState.bind(history), replace = history.replaceState.bind(history);
   let pushed = { search: null, path: "", at: 0 };

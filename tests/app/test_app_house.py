@@ -102,7 +102,7 @@ def test_nothing_turns_streamlits_guards_off():
 
 SCRIPTS = [
     "arrange.js", "board.js", "curves.js", "keys.js", "live.js", "look.js", "overlay.js", "page.js", "response.js", "save.js",
-    "shapes.js", "table.js",
+    "shapes.js", "study.js", "table.js",
 ]  # fmt: skip
 DRAWS_NOTHING = {"arrange.js", "curves.js", "live.js", "look.js", "overlay.js", "page.js", "shapes.js"}
 

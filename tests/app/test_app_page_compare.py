@@ -105,6 +105,24 @@ def test_seeds_are_a_mean_and_a_band(store_dir):
     assert [(entry["name"], entry["note"]) for entry in overlaid(page)["legend"]] == [("seed (3 runs)", "mean ± std")]
 
 
+def test_each_run_has_its_settings_and_the_end_of_its_metrics_for_the_pictures(store_dir):
+    """Numbers as numbers, what is missing as nothing, NaN left out of the result; equal settings are no columns."""
+    for place, lr in enumerate((1e-6, 3e-6, None)):
+        config = {"beta": 0.04, "name": f"n{place}"} | ({} if lr is None else {"lr": lr})
+        metrics = sound(40, place)
+        metrics["reward"][:] = place
+        metrics["reward"][39] = math.nan
+        write(store_dir, f"s{place}", metrics, config)
+    page = compare_page("s0", "s1", "s2", metrics="reward/mean", group="name")
+    assert no_traceback(page)
+    study = overlaid(page)["study"]
+    assert {one["name"]: one["values"] for one in study["settings"]} == {
+        "lr": [1e-6, 3e-6, None], "name": ["n0", "n1", "n2"]
+    }  # fmt: skip
+    assert study["results"] == [{"name": "reward/mean", "values": [0.0, 1.0, 2.0]}]
+    assert study["places"] == [0, 1, 2]
+
+
 def test_the_distance_to_the_crash_and_time_are_axes(store_dir):
     """Steps before the end, and hours."""
     twins(store_dir)

@@ -106,6 +106,9 @@ def test_a_run_is_hidden_shown_alone_and_taken_as_the_level_of_the_others_by_the
     page.get_by_label("Log").check()
     assert (len(sent) - before, page.evaluate("history.length") - length) == (0, 5)
 
+    assert page.locator(".pictures circle").count() == 4
+    assert page.locator(".pictures path").count() == 4
+
     page.reload()
     expect(page.locator(".u-over").first).to_be_visible()
     expect(page.get_by_label("Difference to")).to_have_value("1")
