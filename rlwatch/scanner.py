@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, cast
 
 from rlwatch import codec
 from rlwatch.alerts.engine import AlertEvent
@@ -24,7 +24,7 @@ from rlwatch.glance import framed, glance
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.data_frame import is_data
 from rlwatch.importers.lines import shown
-from rlwatch.importers.naming import naming_of
+from rlwatch.importers.naming import Naming, naming_of
 from rlwatch.importers.registry import read_data, read_log
 from rlwatch.metrics import canonicalise, known, resolve, shadowed, unjudged, unread
 from rlwatch.monitor.engine import Monitor
@@ -171,13 +171,14 @@ class Report:
         }
 
 
+LogInput: TypeAlias = (
+    str | os.PathLike[str] | Iterable[StepRecord | Event] | Mapping[str, object] | Sequence[Mapping[str, object]] | Any
+)
+"""A path, records and events, columns, rows, or a table of pandas, polars or pyarrow."""
+
+
 def scan(
-    log: str
-    | os.PathLike[str]
-    | Iterable[StepRecord | Event]
-    | Mapping[str, object]
-    | Sequence[Mapping[str, object]]
-    | Any,
+    log: LogInput,
     *,
     run: str | None = None,
     format: str | None = None,  # noqa: A002  (the word users know)
@@ -222,17 +223,8 @@ def scan(
     >>> scan({"step": range(40), "entropy": [0.5] * 39 + [float("nan")]}).findings[0].kind
     'nonfinite'
     """
-    events: list[Event] = []
     naming = naming_of([f"{role}={name}" for role, name in (map or {}).items()])
-    if isinstance(log, str | os.PathLike):
-        imported = _only(read_log(log, run=run, format=format, naming=naming), os.fspath(log))
-    elif is_data(log):
-        imported = _only(read_data(log, run=run, naming=naming), f"a {type(log).__name__}")
-    else:
-        records, events = _sequenced(cast("Iterable[StepRecord | Event]", log))
-        if naming.metrics:
-            records = [replace(record, metrics=naming.renamed(record.metrics)) for record in records]
-        imported = ImportedRun(name="", source=source, format="records", path="records", records=records)
+    imported, events = _run_in(log, run, format, naming, source)
     return replay(
         imported,
         events=events,
@@ -242,6 +234,20 @@ def scan(
         forecaster=forecaster,
         progress=progress,
     )
+
+
+def _run_in(
+    log: object, run: str | None, read_as: str | None, naming: Naming, source: str
+) -> tuple[ImportedRun, Sequence[Event]]:
+    """Return the one run in a file, a table or a sequence of records, and its events."""
+    if isinstance(log, str | os.PathLike):
+        return _only(read_log(log, run=run, format=read_as, naming=naming), os.fspath(log)), ()
+    if is_data(log):
+        return _only(read_data(log, run=run, naming=naming), f"a {type(log).__name__}"), ()
+    records, events = _sequenced(cast("Iterable[StepRecord | Event]", log))
+    if naming.metrics:
+        records = [replace(record, metrics=naming.renamed(record.metrics)) for record in records]
+    return ImportedRun(name="", source=source, format="records", path="records", records=records), events
 
 
 def scan_all(path: str | os.PathLike[str], **options: object) -> list[Report]:

@@ -235,12 +235,7 @@ def to_wandb(
     RLWatchError
         For an error of wandb.
     """
-    try:
-        import wandb
-    except ImportError:
-        raise MissingExtraError("wandb", "wandb", "sending a run to wandb") from None
-    if wandb.run is not None:
-        raise ConfigError(f"this process has the run {wandb.run.id} of wandb; finish it first: wandb.finish()")
+    wandb = _idle_wandb()
     home = Path(directory or ".")
     if there := sorted(home.glob(f"wandb/*run-*-{story.info.run_id}")):
         raise ConfigError(f"{there[0]} is this run already; remove it, or give another directory")
@@ -262,17 +257,33 @@ def to_wandb(
             mode="offline" if offline else "online",
             settings=settings,
         )
-        code, values = 1, 0
-        try:
-            for record in progress(story.records):
-                run.log({**record.metrics, "_timestamp": record.ts}, step=record.step)
-                values += len(record.metrics)
-            run.summary["rlwatch/verdict"] = story.verdict
-            code = int(story.info.state is RunState.CRASHED)
-        finally:
-            run.finish(exit_code=code)
-    where = str(Path(run.dir).parent) if offline else str(run.url)
-    return Sent(where, len(story.records), values, {})
+        values = _logged(run, story, progress)
+    return Sent(str(Path(run.dir).parent) if offline else str(run.url), len(story.records), values, {})
+
+
+def _idle_wandb() -> Any:
+    """Return the package wandb, if it is installed and this process has no run of it."""
+    try:
+        import wandb
+    except ImportError:
+        raise MissingExtraError("wandb", "wandb", "sending a run to wandb") from None
+    if wandb.run is not None:
+        raise ConfigError(f"this process has the run {wandb.run.id} of wandb; finish it first: wandb.finish()")
+    return wandb
+
+
+def _logged(run: Any, story: Story, progress: Progress) -> int:
+    """Log all rows to a run of wandb and finish it; return the number of values."""
+    code, values = 1, 0
+    try:
+        for record in progress(story.records):
+            run.log({**record.metrics, "_timestamp": record.ts}, step=record.step)
+            values += len(record.metrics)
+        run.summary["rlwatch/verdict"] = story.verdict
+        code = int(story.info.state is RunState.CRASHED)
+    finally:
+        run.finish(exit_code=code)
+    return values
 
 
 # MLflow.

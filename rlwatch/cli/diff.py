@@ -99,15 +99,20 @@ def diff(
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)) + "; try another --by")
     names = [first.name, *(other.name for other in others)]
-    differing = config_diff([one.config for one in (first, *others)])
+    _print(names, comparisons, config_diff([one.config for one in (first, *others)]), output)
+    if any(one.partings for one in comparisons):
+        raise typer.Exit(1)
+
+
+def _print(
+    names: list[str], comparisons: list[Comparison], differing: list[ConfigOption], output: OutputFormat
+) -> None:
     if output is OutputFormat.JSON:
         print_json(document(names, comparisons, differing))
     else:
         for comparison in comparisons:
             print_comparison(comparison)
         print_settings(names, differing)
-    if any(one.partings for one in comparisons):
-        raise typer.Exit(1)
 
 
 def _axis(by: str) -> Axis:

@@ -43,6 +43,8 @@ from rlwatch.records import Severity
 from rlwatch.wording import cut, for_markdown, one_line, step
 
 if TYPE_CHECKING:
+    from rlwatch.alerts.rules import Rule
+    from rlwatch.importers import ImportedRun
     from rlwatch.scanner import Alarm, Report
 
 
@@ -287,7 +289,15 @@ def scan(
     each; with --format json a log of one run prints an object, several runs a list.
     """
     found, problems = scanned(logs, run, format_of(read_as, pattern), source, config, mapped=mapped or ())
-    reports = [one.report for one in found]
+    _print(found, problems, output, everything=everything)
+    codes = {one.report.view.verdict.exit_code for one in found}
+    if code := next((code for code in (1, 3) if code in codes), 0):
+        raise typer.Exit(code)
+
+
+def _print(
+    found: Sequence[Scanned], problems: Sequence[ImportFormatError], output: Output, *, everything: bool
+) -> None:
     if output is Output.TEXT:
         for one in found:
             if len(found) > 1 and not everything:
@@ -295,7 +305,7 @@ def scan(
             else:
                 print_report(one, everything=everything)
     elif output is Output.JSON:
-        documents = [report.to_dict() for report in reports]
+        documents = [one.report.to_dict() for one in found]
         print_json(documents[0] if len(documents) == 1 else documents)
     else:
         written = {
@@ -304,9 +314,6 @@ def scan(
             Output.MARKDOWN: table,
         }
         typer.echo(written[output](found, problems))
-    codes = {report.view.verdict.exit_code for report in reports}
-    if code := next((code for code in (1, 3) if code in codes), 0):
-        raise typer.Exit(code)
 
 
 def scanned(
@@ -342,10 +349,8 @@ def scanned(
     ImportFormatError
         If no log can be read.
     """
-    from rlwatch.cli.scan import Scanned
     from rlwatch.errors import ImportFormatError
     from rlwatch.importers import logs_in, read_log
-    from rlwatch.scanner import replay
 
     rules, naming = rules_of(config), naming_of(mapped, config)
     found: list[Scanned] = []
@@ -354,16 +359,14 @@ def scanned(
         with fetched(named) as path:
             logs = logs_in(path)
             for log in logs:
+                name = str(log) if log != path else "standard input" if named == STDIN else named
                 try:
                     with reading(log):
                         runs = read_log(log, run=run, format=read_as, naming=naming)
                 except ImportFormatError as error:
                     problems.append(error)
-                    continue
-                name = str(log) if log != path else "standard input" if named == STDIN else named
-                for one in runs:
-                    report = replay(one, source=source, rules=rules, progress=progress_bar)
-                    found.append(Scanned(name, report, tuple({n for r in one.records for n in r.metrics})))
+                else:
+                    found += [_judged(name, one, source, rules) for one in runs]
             if not logs:
                 problems.append(ImportFormatError(named, "is a directory without a log"))
     if not found and len(problems) == 1:
@@ -373,6 +376,13 @@ def scanned(
     if not found:
         raise ImportFormatError(", ".join(given), f"could not read any of {len(problems)} files")
     return found, problems
+
+
+def _judged(name: str, imported: ImportedRun, source: str, rules: Sequence[Rule] | None) -> Scanned:
+    from rlwatch.scanner import replay
+
+    report = replay(imported, source=source, rules=rules, progress=progress_bar)
+    return Scanned(name, report, tuple({metric for record in imported.records for metric in record.metrics}))
 
 
 def print_report(found: Scanned, *, everything: bool = False) -> None:

@@ -113,8 +113,7 @@ def show(
     _print_head(info, row)
     _print_stalls(info, view.events)
     _print_layers(layers)
-    for line in view.shed:
-        say(line, style="yellow")
+    _print_shed(view.shed)
     print_headline(view, detail=True)
     print_diagnosis(view.explanation, everything=findings)
     if view.forecast is not None:
@@ -128,6 +127,11 @@ def show(
     if texts is not None:
         print_completions(texts, wish, len(every_text))
     print_not_judged(view.not_judged, "--findings", everything=findings)
+
+
+def _print_shed(lines: Sequence[str]) -> None:
+    for line in lines:
+        say(line, style="yellow")
 
 
 def _document(info: RunInfo, row: Row, view: RunView, layers: object, actions: object) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from rlwatch.clock import Clock, SystemClock
@@ -69,27 +69,28 @@ def edit_run(
     if not by.strip():
         raise ConfigError(f"an edit needs a name, got {by!r}; give yours with --by")
     run = store.run(run_id)
+    edit = _with_tags(RunEdit(run_id, by.strip(), now, archived=archived, deleted=deleted), run, tag, untag)
+    if deleted:
+        _require_not_live(run, now)
+    edit = replace(edit, name=None if name is None else _name(name), notes=None if notes is None else _notes(notes))
+    return store.edit(edit) if _changes(run, edit) else run
+
+
+def _with_tags(edit: RunEdit, run: RunInfo, tag: Sequence[str], untag: Sequence[str]) -> RunEdit:
+    """Return the edit with the tags to add and remove; raise ``ConfigError`` for an invalid tag, or too many."""
     more = [one for one in dict.fromkeys(map(_tag, tag)) if one not in run.tags]
     less = [one for one in dict.fromkeys(map(_tag, untag)) if one in run.tags]
     if len(set(run.tags) | set(more)) > MOST_TAGS:
-        raise ConfigError(f"a run has at most {MOST_TAGS} tags; {run_id} would have {len(run.tags) + len(more)}")
-    if deleted and reports(run, now):
+        raise ConfigError(f"a run has at most {MOST_TAGS} tags; {run.run_id} would have {len(run.tags) + len(more)}")
+    return replace(edit, tagged=tuple(more), untagged=tuple(less))
+
+
+def _require_not_live(run: RunInfo, now: float) -> None:
+    if reports(run, now):
         since_sign = duration(now - (last_sign(run) or now))
         raise ConfigError(
-            f"run {run_id} is live (last sign {since_sign} ago) and cannot be deleted; stop it first, or archive it"
+            f"run {run.run_id} is live (last sign {since_sign} ago) and cannot be deleted; stop it first, or archive it"
         )
-    edit = RunEdit(
-        run_id,
-        by.strip(),
-        now,
-        name=None if name is None else _name(name),
-        notes=None if notes is None else _notes(notes),
-        tagged=tuple(more),
-        untagged=tuple(less),
-        archived=archived,
-        deleted=deleted,
-    )
-    return store.edit(edit) if _changes(run, edit) else run
 
 
 def purge_run(store: Store, run_id: str, *, by: str, grace_s: float = GRACE_S, clock: Clock | None = None) -> Purge:

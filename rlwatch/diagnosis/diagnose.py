@@ -501,24 +501,40 @@ def diagnose(
     'most likely: Train-inference mismatch (high confidence): the trainer-engine mismatch grew from step 412;
      entropy fell from 455; reward fell from 498'
     """
-    reported = [f for f in findings if not f.stage.better and (at is None or f.step <= at)]
     past = [e for e in events if e.step is None or at is None or e.step <= at]
-    held = _without_forecasts(on_branch(reported, starts_of(reported, past) if starts is None else starts))
+    held = _held(findings, past, at, starts)
     first_step = min((starts or {}).values(), default=None) if first_step is None else first_step
     found = signs(held, begun=-math.inf if first_step is None else first_step + row_steps)
     if not any(sign.bad for sign in found):
         return Diagnosis(why_not="no finding above info severity" if found else "nothing was found", at_step=at)
-    slack = max(SLACK, 2 * row_steps)
-    turned = [t for t in (*turns, *event_turns(past)) if (at is None or t.step <= at) and _shows(t, found)]
-    given = Circumstances(found, slack, past, source)
-    trouble = given.trouble
-    if trouble is not None:
-        turned += guesses(turned, found, trouble.first, slack, measured)
+    given = Circumstances(found, max(SLACK, 2 * row_steps), past, source)
+    turned = _changed_settings(turns, at, given, measured)
     causes = with_knobs(_causes(given), turned, given)
     causes = tuple(_with_mismatch(cause, turned, given, row_steps, measured) for cause in causes)
     enough = any(cause.sure is not Confidence.WEAK for cause in causes)
-    until = max(f.step for f in held) if at is None else at
-    return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), until)
+    last = max(f.step for f in held) if at is None else at
+    return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), last)
+
+
+def _held(
+    findings: Iterable[Finding], past: Sequence[Event], at: int | None, starts: Mapping[int, int] | None
+) -> list[Finding]:
+    """Return the findings up to step ``at`` that no later attempt ran again, without those of forecasts."""
+    reported = [f for f in findings if not f.stage.better and (at is None or f.step <= at)]
+    return _without_forecasts(on_branch(reported, starts_of(reported, past) if starts is None else starts))
+
+
+def _changed_settings(
+    turns: Iterable[KnobChange], at: int | None, given: Circumstances, measured: Collection[str] | None
+) -> list[KnobChange]:
+    """Return the changes of settings up to step ``at``: logged, of the run's events, and inferred from metrics."""
+    turned = [
+        turn
+        for turn in (*turns, *event_turns(given.events))
+        if (at is None or turn.step <= at) and _shows(turn, given.found)
+    ]
+    trouble = given.trouble
+    return turned if trouble is None else [*turned, *guesses(turned, given.found, trouble.first, given.slack, measured)]
 
 
 def _shows(turn: KnobChange, found: Sequence[Sign]) -> bool:
