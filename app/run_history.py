@@ -173,7 +173,7 @@ def finding_row(finding: Finding, repeats: str = "") -> table.TableRow:
 
 
 def finding_evidence(finding: Finding) -> list[tuple[str, str]]:
-    """Return the evidence of a finding as names and values."""
+    """Return the evidence of a finding as names and formatted values."""
     lines = fmt.evidence_lines(finding.evidence)
     if finding.score is not None:
         lines.append(("threshold ratio", fmt.number(finding.score)))
@@ -183,7 +183,7 @@ def finding_evidence(finding: Finding) -> list[tuple[str, str]]:
 
 
 def show_events(happened: Sequence[Event]) -> None:
-    """Draw events, newest first, without localised steps, which have a page; nothing if there are none."""
+    """Draw the table of events, newest first, without localised steps, which have a page; nothing if there are none."""
     happened = [event for event in happened if event.kind != LOCALISED]
     if not happened:
         return
@@ -194,7 +194,7 @@ def show_events(happened: Sequence[Event]) -> None:
 
 
 def event_row(event: Event) -> table.TableRow:
-    """Return the row of an event."""
+    """Return an event as a table row with step, name and description."""
     what, text = fmt.event_words(event)
     return table.TableRow([table.text(fmt.step(event.step)), table.text(what), table.text(text)])
 
@@ -244,7 +244,7 @@ def _cancel(run_id: str, command_id: str) -> None:
 
 
 def command_row(command: Command, now: float) -> table.TableRow:
-    """Return the row of a command."""
+    """Return a command as a table row with status, result, reason, author and age."""
     status = CommandStatus.EXPIRED if commands.missed(command, now) else command.status
     shape, colour = STATUS_LOOK[status]
     return table.TableRow(

@@ -1,4 +1,4 @@
-"""The page of one run: its health, the likely cause and remedies, its commands and charts."""
+"""Page of one run: its state, the likely cause and remedies, its commands and charts."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from .layout import GoToTokens
 from .markup import Markup, el, joined
 
 FIRST = 3
-"""Most actions named in the line."""
+"""Most recommended actions named in a line."""
 
 
 def cause_line(diagnosis: Diagnosis) -> Markup:
-    """Return ``Likely  Train-inference mismatch (strong): earliest finding...``, or why the cause is unknown."""
+    """Return the likeliest cause as HTML, ``Likely  Train-inference mismatch (strong): ...``, or why it is unknown."""
     label = el("span", "Likely", cls="label")
     if not diagnosis.enough:
         return el("div", label, diagnosis.why_not, cls="rl-why")
@@ -53,7 +53,7 @@ def cause_line(diagnosis: Diagnosis) -> Markup:
 
 
 def do_line(diagnosis: Diagnosis) -> Markup:
-    """Return ``Do  1 roll back...; 2 lower...``; empty if no cause is certain enough to act on."""
+    """Return the recommended actions as HTML, ``Do  1 roll back...``; empty if no cause is certain enough to act on."""
     if not diagnosis.enough or not diagnosis.causes[0].actions:
         return Markup()
     named = [f"{place} {action.name}" for place, action in enumerate(diagnosis.causes[0].actions[:FIRST], 1)]
@@ -62,7 +62,7 @@ def do_line(diagnosis: Diagnosis) -> Markup:
 
 
 def remedies(diagnosis: Diagnosis) -> Markup:
-    """Return the evidence in time order, every action with its options, evidence and source, and other causes."""
+    """Return as HTML the summary of the likeliest cause, each action with its options, and other possible causes."""
     first, *others = diagnosis.causes
     return joined(
         el("div", first.summary, cls="rl-step"),
@@ -93,7 +93,7 @@ def _action(action: Action) -> Markup:
 
 
 def show_cause(run_id: str) -> None:
-    """Draw the state in full, and cause and remedies if the state calls for them; the headline is in the bar above."""
+    """Draw the verdict on a run in full and, if there is a cause, the cause and its remedies."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run = queries.run(run_id)
         verdict = queries.verdict(run)
@@ -122,7 +122,7 @@ def show_cause(run_id: str) -> None:
 
 
 def show_verdict(run_id: str) -> None:
-    """Draw the state, the engine's headline and the onset."""
+    """Draw the state of a run with its headline and onset."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run, now = queries.run(run_id), time.time()
         verdict = queries.verdict(run)
@@ -137,7 +137,7 @@ def _shape(health: StatusWord) -> Markup:
 
 
 def since_fact(run: RunInfo, health: StatusWord) -> Markup:
-    """Return ``since step 4 690, 122 steps ago``; empty if the state refers to no step."""
+    """Return ``since step 4 690, 122 steps ago`` as HTML; empty if the state refers to no step."""
     if health.since is None:
         return Markup()
     ago = (run.last_step or 0) - health.since
@@ -196,7 +196,7 @@ def _acknowledge(firing: Sequence[Alert]) -> None:
 
 
 def show_head(run_id: str) -> None:
-    """Draw name, health, facts and the sentence with the reason."""
+    """Draw the head of a run's page: name, state, facts, and the sentence with the reason."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run, now = queries.run(run_id), time.time()
         alerts, vitals = queries.alerts(run_id), queries.vitals(run)
@@ -237,7 +237,7 @@ def _facts(run: RunInfo, health: StatusWord, step_s: float | None, now: float) -
 
 
 def word(health: StatusWord) -> Markup:
-    """Return the coloured shape and the word of a state."""
+    """Return the coloured shape and the word of a run's state as HTML."""
     look = health.look
     return el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {health.word.value}", cls="rl-word")
 
@@ -279,7 +279,7 @@ COMMAND_REFRESH_S = 1.0
 
 
 def page(go_to_tokens: GoToTokens) -> None:
-    """Draw the run in the address."""
+    """Draw the page of the run in the browser's address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open one from the list of runs.")
@@ -328,7 +328,7 @@ def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command], *, paus
 
 
 def show_panel(name: str, panel: Callable[[StoredRun], str | None], run_id: str) -> None:
-    """Draw a plugin's HTML of the run in a fold, or its error if it raises one."""
+    """Draw a plugin's HTML for a run in a folded section, or the error that the plugin raised."""
     run = StoredRun(queries.store(), run_id)
     given = call_or(lambda: panel(run), lambda error: el("p", f"The panel failed: {described(error)}"))
     if given:
@@ -404,7 +404,7 @@ NOTE_TEXT, WRITTEN = "note-text", "note-written"
 
 
 def show_notes(run_id: str) -> None:
-    """Draw the notes at steps of the run, and the form for one more: at the step that was clicked, else the last."""
+    """Draw users' notes at steps of the run, and the form for a new one at the clicked step, else the last step."""
     if st.session_state.pop(WRITTEN, False):
         st.rerun()  # the charts show it, too
     with layout.readable("The notes"):

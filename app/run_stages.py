@@ -1,4 +1,4 @@
-"""Stages of a run: the stage in which it hangs, with the stack of its training thread, and a timeline of new steps."""
+"""Stages of a run's steps: the stage in which it hangs, with the stack of its training thread, and a timeline."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from . import queries
 from .markup import Markup, el, joined
 
 STEPS = 12
-"""Most steps drawn, the newest."""
+"""Most steps in the timeline, the newest ones."""
 BATCHES = 64
-"""Most batches read; each rank has one per step."""
+"""Most batches of stages read; each rank has one a step."""
 COLOURS = {
     "sampling": "#0072B2",
     "reward": "#E69F00",
@@ -32,7 +32,7 @@ OTHER = "#B8A000"
 
 
 def show_stall(run_id: str) -> None:
-    """Draw the sentence and the stack of each rank that hangs, if any."""
+    """Draw a sentence and the stack of the training thread for each rank of the run that hangs, if any."""
     run = queries.run(run_id)
     stalls = stalls_now(run, queries.events(run_id))
     if not stalls:
@@ -44,12 +44,12 @@ def show_stall(run_id: str) -> None:
 
 
 def stall_line(text: str) -> Markup:
-    """Return ``Stalled  rank 0 is in stage reward since...``."""
+    """Return a sentence on a hanging rank as HTML: ``Stalled  rank 0 is in stage reward since...``."""
     return el("div", el("span", "Stalled", cls="label"), fmt.shorten(text, 400), cls="rl-why")
 
 
 def stage_fact(run: RunInfo, now: float) -> str:
-    """Return the current stage of a live run, as ``reward for 3 min``."""
+    """Return the current stage of a live run, as ``reward for 3 min``; "" for an ended run."""
     return stage_words(run, now).removeprefix("in stage ") if run.state is RunState.RUNNING else ""
 
 
@@ -64,7 +64,10 @@ def show_timeline(run_id: str) -> None:
 
 
 def timeline(batches: Sequence[SpikeBatch]) -> Markup:
-    """Return the legend and a row for each step and rank, newest first; the longest row fills the width."""
+    """Return the timeline of stages as HTML: a legend, and a row for each step and rank, newest first.
+
+    The longest row fills the width.
+    """
     rows = [(batch, [float(s) for s in batch.columns["seconds"]]) for batch in reversed(batches)]
     longest = max(sum(seconds) for _, seconds in rows) or 1.0
     names = dict.fromkeys(str(name) for batch, _ in rows for name in batch.columns["stage"])

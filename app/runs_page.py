@@ -1,4 +1,4 @@
-"""The list of runs, most urgent first, with state, onset and reason."""
+"""Page with the list of runs, most urgent first, with state, onset and reason."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from .principal import Principal
 
 SORT = "sort"
 BEHIND_S = 5.0
-"""Longest time in seconds that the browser's address may lag behind a click."""
+"""Most seconds that the browser's address may lag behind a click."""
 PICKED, UNFOLDED = "picked", "open"
 """Query parameters of ticked runs and of unfolded groups."""
 MEMBERS = "group-members"
-"""Session key of a mapping from the click on a group to the ids of its runs."""
+"""Session key of a mapping from the message of a click on a group to the ids of its runs."""
 MOST_CURVES = 6
 
 
@@ -72,7 +72,7 @@ run.log({"reward": r, "entropy": h, "grad_norm": g}, step=step)"""
 
 
 def show_no_runs() -> None:
-    """Draw the three lines, the store to write to, and other ways to begin."""
+    """Draw the page of an empty store: code to add to a trainer, the store to write to, and other ways to begin."""
     url = queries.store_url()
     st.html(el("div", "No runs yet", cls="rl-head"))
     st.caption("Runs appear here as soon as one writes to the store below.")
@@ -101,7 +101,7 @@ def _absolute(url: str) -> str:
 
 
 def page(go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
-    """Draw the list of runs, and refresh it while the page is open."""
+    """Draw the page with the list of runs, and refresh it while it is open."""
     with layout.readable():
         dialog_if_open()
     live = st.session_state.get("runs-live", True)
@@ -317,9 +317,9 @@ EDITING, UNDO, REFUSED = "edit-pending", "edit-undo", "edit-refused"
 
 
 def change(store: Store, run_ids: Sequence[str], *, by: Principal, **what: Any) -> list[str]:
-    """Make the same change to runs; returns the errors of those where it failed.
+    """Apply one edit to each of several runs; return the errors of those for which it failed.
 
-    Raises ``NotPermittedError`` unless ``by`` is an operator.
+    ``what``: fields to change. Raises ``NotPermittedError`` unless ``by`` is an operator.
     """
     by.require_command()
     refused = []
@@ -332,7 +332,19 @@ def change(store: Store, run_ids: Sequence[str], *, by: Principal, **what: Any) 
 
 
 def act(run_ids: Sequence[str], done: str, undoing: dict[str, Any] | None = None, **what: Any) -> None:
-    """Change runs as the current user, and store the undo in the session."""
+    """Edit runs as the current user, and store errors and the undo in the session.
+
+    Parameters
+    ----------
+    run_ids
+        The runs.
+    done
+        The action in the past tense.
+    undoing
+        Fields that undo the change; None if it cannot be undone.
+    **what
+        Fields to change.
+    """
     try:
         refused = change(queries.store(), run_ids, by=layout.principal(), **what)
     except RLWatchError as error:
@@ -345,13 +357,13 @@ def act(run_ids: Sequence[str], done: str, undoing: dict[str, Any] | None = None
 
 
 def undo() -> None:
-    """Undo the last change."""
+    """Undo the last edit of runs."""
     _, run_ids, undoing = st.session_state.pop(UNDO)
     act(run_ids, "", **undoing)
 
 
 def outcome() -> None:
-    """Show the last change with its undo button, and its errors."""
+    """Draw the last edit of runs with its undo button, and its errors."""
     for error in st.session_state.get(REFUSED, ()):
         st.warning(fmt.shorten(error, 300), icon=":material/block:")
     if UNDO in st.session_state:
@@ -363,7 +375,7 @@ def outcome() -> None:
 
 
 def buttons(runs: Sequence[RunInfo]) -> None:
-    """Draw a button for each edit of the chosen runs, if the user may make changes."""
+    """Draw a button for each kind of edit of the chosen runs, if the user may make changes."""
     run_ids = [run.run_id for run in runs]
     if all(run.curation.deleted for run in runs):
         st.button(
@@ -385,7 +397,7 @@ def _close() -> None:
 
 
 def dialog_if_open() -> None:
-    """Draw the dialog if it is open. Its state is in the session: a rerun does not close it."""
+    """Draw the dialog that edits runs if it is open. Its state is in the session, so a rerun does not close it."""
     run_ids = st.session_state.get(EDITING)
     if run_ids:
         every = queries.runs_by_id()

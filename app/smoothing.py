@@ -1,4 +1,4 @@
-"""Smoothing of a series, and the positions of its steps on an axis of time or tokens."""
+"""Smoothing of a metric, and the positions of a run's steps on an axis of time or tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMOOTHS = (OFF, "EMA 0.6", "EMA 0.9", "EMA 0.99", "mean of 10", "mean of 50", "m
 """Smoothing choices: exponential moving averages by the weight of the past, and means of the last rows."""
 
 FAINT = 1e-6
-"""Weight below which a row of the past no longer counts."""
+"""Total weight below which no smoothed value is drawn."""
 
 HOUR_S, MILLION = 3600.0, 1e6
 
@@ -31,7 +31,7 @@ HOUR_S, MILLION = 3600.0, 1e6
 def smooth(values: Floats, how: str) -> Floats:
     """Return ``values`` (N,) smoothed, ignoring values that are not finite; NaN where no finite value is near.
 
-    The exponential moving average is debiased, as in wandb and TensorBoard.
+    ``how`` is one of :data:`SMOOTHS`. The exponential moving average is debiased, as in wandb and TensorBoard.
     """
     finite = np.isfinite(values)
     kind, _, size = how.rpartition(" ")
@@ -62,7 +62,7 @@ def decayed(rows: Floats, past: float) -> Floats:
 
 
 def smoothed(values: Floats, how: str, *, clip: bool) -> Floats:
-    """Return ``values`` (N,) smoothed by :func:`smooth`; ``clip``: without their outliers."""
+    """Return ``values`` (N,) smoothed by :func:`smooth`; ``clip``: leave out outliers first."""
     if clip:
         low, high = usual_range(values)
         values = np.where((values < low) | (values > high), np.nan, values)
@@ -72,7 +72,21 @@ def smoothed(values: Floats, how: str, *, clip: bool) -> Floats:
 def smooth_curve(
     one: Series, starts: Mapping[int, int], window: tuple[int, int], how: str, *, clip: bool = False
 ) -> ThinnedCurve:
-    """Return the current branch smoothed in full, thinned within ``window``; ``clip``: without its outliers."""
+    """Return a smoothed metric as a curve over the steps of ``window``, from the rows that no later attempt replaced.
+
+    Parameters
+    ----------
+    one
+        The metric.
+    starts
+        First step of each attempt.
+    window
+        First and last step of the curve; smoothing uses earlier rows too.
+    how
+        One of :data:`SMOOTHS`.
+    clip
+        Leave out outliers first.
+    """
     kept = counts(one, starts)
     order = np.argsort(one.steps[kept], kind="stable")
     steps, values = one.steps[kept][order], smoothed(one.values[kept][order], how, clip=clip)
@@ -85,7 +99,9 @@ def smooth_curve(
 
 
 def place_of(run: RunInfo, kind: str) -> StepAxis | None:
-    """Return the axis of a run, or None if the run does not log what the axis needs."""
+    """Return the axis of a run of the given kind (step, time or tokens), or None if the run does not
+    log what it needs.
+    """
     if kind == "step":
         outline = queries.outline(run)
         return by_step(outline.first, outline.last)
@@ -115,11 +131,13 @@ def _place(url: str, version: Version, kind: str) -> StepAxis | None:  # noqa: A
 
 
 MOST_KNOTS, NEAR = 400, 2e-4
-"""Most knots of a ruler sent to a browser, and the largest error between two of them as a part of the length."""
+"""Most knots of an axis sent to a browser, and the largest error between two of them as a share of its length."""
 
 
 def knots(axis: StepAxis) -> tuple[list[int], list[float]]:
-    """Return knots (steps and positions) of a piecewise linear approximation; a pause keeps both of its ends."""
+    """Return knots (steps and positions) of a piecewise linear approximation of an axis; a pause keeps both of its
+    ends.
+    """
     if axis.steps is None or axis.places is None:
         return [], []
     steps, places = np.asarray(axis.steps, dtype=np.float64), axis.places

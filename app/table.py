@@ -1,4 +1,4 @@
-"""The one table of every page: cells are data, drawn as text nodes by ``table.js`` (never as HTML)."""
+"""The table component of every page: cells are data, drawn as text nodes by ``table.js`` (never as HTML)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ NAME_LIMIT = 80
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow), ``lead``
-    (the head of a card, on a phone).
+    """A column of a table.
 
-    ``sort``: request sent by a click on its header (``""``: none); ``sorted``: ``ascending`` or ``descending``.
+    ``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow), ``lead`` (the
+    head of a card, on a phone). ``sort``: message sent by a click on its header (``""``: none); ``sorted``:
+    ``ascending`` or ``descending``.
     """
 
     label: str
@@ -41,9 +42,10 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A row. ``opens``: request sent by a click, on most pages a run's id (``""``: none); ``chosen``: it is shown now.
+    """A row of a table. ``opens``: message sent by a click, on most pages a run's id (``""``: none); ``chosen``: shown
+    now.
 
-    ``picked``: its box is ticked; None: it has no box. ``unfolded``: whether the members of a group are shown;
+    ``picked``: its box is ticked; None: it has no box. ``unfolded``: True if the members of a group are shown;
     ``member``: it belongs to the group above.
     """
 
@@ -57,7 +59,9 @@ class TableRow:
 
 
 def columns(of: Mapping[str, columns_of.Column], **styles: str) -> tuple[TableColumn, ...]:
-    """Return columns of :mod:`rlwatch.columns` with the style given by name; numbers are aligned to the right."""
+    """Return the table columns for columns of :mod:`rlwatch.columns`, each with a style; numbers are aligned to the
+    right.
+    """
     return tuple(
         TableColumn(columns_of.title_of(of, name), f"right {style}".strip() if of[name].right else style)
         for name, style in styles.items()
@@ -65,12 +69,12 @@ def columns(of: Mapping[str, columns_of.Column], **styles: str) -> tuple[TableCo
 
 
 def text(value: str, sub: str = "", *, quiet: bool = False, title: str = "") -> Cell:
-    """Return a cell of plain text, with an optional subtitle."""
+    """Return a cell of plain text, with an optional subtitle ``sub`` and tooltip ``title``."""
     return {"kind": "text", "text": value, "sub": sub, "quiet": quiet, "title": title}
 
 
 def word(value: Word, label: str = "") -> Cell:
-    """Return a cell with a health word, its shape and colour; ``label`` replaces the word itself."""
+    """Return a cell with the word, shape and colour of a run's state; ``label`` replaces the word."""
     look = LOOKS[value]
     return {"kind": "word", "shape": look.shape, "colour": look.colour, "text": label or value.value}
 
@@ -86,7 +90,9 @@ def severity(value: Any) -> Cell:
 
 
 def run_link(run_id: str, project: str, name: str, tags: Sequence[str] = (), notes: str = "") -> Cell:
-    """Return a link to the run's page, with tags and a mark for notes; a plain click stays inside the app."""
+    """Return a cell with a link to the run's page, its tags and a mark for notes; a plain click stays
+    inside the app.
+    """
     shown = name or run_id
     return {
         "kind": "link",
@@ -101,7 +107,7 @@ def run_link(run_id: str, project: str, name: str, tags: Sequence[str] = (), not
 
 
 def link(label: str, href: str, asks: str, lead: str = "") -> Cell:
-    """Return a link to another page of the app; a plain click sends the request ``asks`` and stays inside the app.
+    """Return a cell with a link to another page; a plain click sends the message ``asks`` and stays inside the app.
 
     ``lead``: emphasised beginning of the label; if empty, the whole label is emphasised.
     """
@@ -110,7 +116,8 @@ def link(label: str, href: str, asks: str, lead: str = "") -> Cell:
 
 
 def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = "") -> Cell:
-    """Return a sparkline in the unit square, with red ticks for values that were not finite, and a ``label``.
+    """Return a cell with a small curve in the unit square, red ticks at the places ``bad`` of non-finite values, and a
+    label.
 
     Points are ``[x, y]``, or ``[x, y, low, high]`` with a band.
     """
@@ -118,17 +125,17 @@ def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = 
 
 
 def group(name: str, count: int) -> Cell:
-    """Return the name of a group and its number of members."""
+    """Return a cell with the name of a group and its number of runs."""
     return {"kind": "group", "text": fmt.shorten(name, NAME_LIMIT), "sub": fmt.plural(count, "run"), "title": name}
 
 
 def details(key: str, label: str, lines: Sequence[tuple[str, str]]) -> Cell:
-    """Return a label that unfolds to named values; ``key`` keeps it unfolded over a refresh."""
+    """Return a cell with a label that unfolds to named values; ``key`` keeps it unfolded over a refresh."""
     return {"kind": "details", "key": key, "text": label, "lines": [list(line) for line in lines]}
 
 
 def marked(cell: Cell, shape: str, colour: str) -> Cell:
-    """Return ``cell`` (made by :func:`details`) with a shape before its text."""
+    """Return ``cell`` (made by :func:`details`) with a coloured shape before its text."""
     return {**cell, "shape": shape, "colour": colour}
 
 
@@ -144,10 +151,26 @@ def show(
     total: int = 0,
     more: str = "",
 ) -> str | None:
-    """Draw the table and return the request of a click, if any. ``on_open`` receives it before the page is redrawn,
-    ``on_pick`` the rows whose boxes were ticked or cleared, ``on_sort`` the request of a column's header.
-    ``few``: rows that a phone shows, the others behind a button; 0: all. ``total``: number of rows of the whole table,
-    where the browser fetches those beyond ``rows`` from the address ``more`` when they come in sight.
+    """Draw a table and return the message of a click on a row or link, if any.
+
+    Parameters
+    ----------
+    key
+        Widget key of the table.
+    columns, rows
+        Columns and rows.
+    on_open
+        Receives the message of a click before the page is redrawn.
+    on_pick
+        Receives the rows whose boxes were ticked (True) or cleared.
+    on_sort
+        Receives the message of a click on a header.
+    few
+        Rows that a phone shows, with the rest behind a button; 0: all.
+    total
+        Number of rows of the whole table, if the browser is to fetch those beyond ``rows``.
+    more
+        Address to fetch further rows from as they scroll into view.
     """
     data = {
         "name": key,
@@ -170,7 +193,7 @@ def show(
 
 
 def row_json(row: TableRow) -> Cell:
-    """Return a row as the script draws it."""
+    """Return a table row as the JSON that ``table.js`` draws."""
     return {
         "id": row.opens,
         "quiet": row.quiet,

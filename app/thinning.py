@@ -1,7 +1,7 @@
 """Thinning of a series for the screen that keeps every spike, NaN and gap (numpy only).
 
-Every point that is drawn was measured: a bucket keeps its smallest and its largest value at their own
-steps. Each bucket with non-finite values keeps one of them.
+Every point that is drawn was measured: a bucket keeps its smallest and its largest value at their own steps. Each
+bucket with non-finite values keeps one of them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Ints = NDArray[np.int64]
 class ThinnedCurve:
     """Points of one line: finite values in order, and the steps of values that are not finite.
 
-    ``steps`` (N,) and ``values`` (N,) finite; ``breaks`` (N,) is True where the line must not be joined
-    to the point before; ``bad`` holds (step, ``"NaN"`` | ``"Inf"`` | ``"−Inf"``).
+    ``steps`` (N,) and ``values`` (N,) finite; ``breaks`` (N,) is True where the line must not be joined to the point
+    before; ``bad`` holds (step, ``"NaN"`` | ``"Inf"`` | ``"−Inf"``).
     """
 
     steps: Ints
@@ -38,14 +38,17 @@ class ThinnedCurve:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """One metric over all attempts: the current line, and the parts that a later attempt replaced."""
+    """One metric over all attempts of a run: the current line, and the parts that a later attempt replaced."""
 
     current: ThinnedCurve
     replaced: tuple[ThinnedCurve, ...] = field(default=())
 
 
 def branches(one: Series, starts: dict[int, int], window: tuple[int, int], buckets: int) -> Branches:
-    """Split ``one`` into the current branch and the replaced parts; thin each to ``buckets``."""
+    """Split a metric into the current line and the parts that a later attempt replaced; thin each to ``buckets``.
+
+    ``starts``: first step of each attempt; ``window``: first and last step to keep.
+    """
     inside = (one.steps >= window[0]) & (one.steps <= window[1])
     kept = counts(one, starts)
     old = [
@@ -75,9 +78,11 @@ def thin(steps: Ints, values: Floats, buckets: int) -> ThinnedCurve:
 
 
 def reduced(one: Series, starts: Mapping[int, int], buckets: int) -> Series:
-    """Return rows of ``one`` in order of arrival: for each of ``buckets`` ranges of steps the smallest and the largest
-    finite value and the first NaN, +Inf and -Inf, with both ends. Replaced rows are thinned separately from current
-    ones.
+    """Return a thinned copy of a series, rows in order of arrival.
+
+    Each of ``buckets`` ranges of steps keeps its smallest and largest finite value and the first NaN, +Inf and -Inf;
+    both ends are kept. Rows that a later attempt replaced are thinned separately from current ones. ``starts``: first
+    step of each attempt.
     """
     if len(one.steps) <= 2 * buckets + 2:
         return one
@@ -129,12 +134,14 @@ def _bad(steps: Ints, values: Floats, buckets: int) -> tuple[tuple[int, str], ..
 
 
 def sparkline(one: Series, starts: dict[int, int], points: int = 30) -> tuple[list[list[float]], list[float]]:
-    """Scale ``one`` to the unit square: points ``[x, y]`` (y up), and the x of non-finite values."""
+    """Return a small curve of a series in the unit square: points ``[x, y]`` (y up), and the x of non-finite values."""
     return in_unit_square(small(one, starts, points))
 
 
 def small(one: Series, starts: dict[int, int], points: int = 30) -> ThinnedCurve:
-    """Return the current branch of ``one``, thinned for a line in a table."""
+    """Return the current line of a series, thinned for a small curve in a table; ``starts``: first step of each
+    attempt.
+    """
     if not len(one.steps):
         return ThinnedCurve(one.steps, one.values, np.empty(0, np.bool_))
     return branches(one, starts, (int(one.steps.min()), int(one.steps.max())), points).current
@@ -160,8 +167,9 @@ def mean_of(curves: Sequence[ThinnedCurve], points: int = 40) -> tuple[ThinnedCu
 
 
 def in_unit_square(curve: ThinnedCurve, band: Floats | None = None) -> tuple[list[list[float]], list[float]]:
-    """Return points ``[x, y]`` (y up) of a line, or ``[x, y, low, high]`` with its ``band`` (2, N), and the x of values
-    that are not finite. The line and its band fill the unit square.
+    """Return the points ``[x, y]`` (y up) of a line scaled to the unit square, and the x of values that are not finite.
+
+    With a ``band`` (2, N), points are ``[x, y, low, high]``, and line and band together fill the square.
     """
     everywhere = [*curve.steps.tolist(), *(step for step, _ in curve.bad)]
     first, width = min(everywhere, default=0), (max(everywhere, default=0) - min(everywhere, default=0)) or 1

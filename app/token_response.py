@@ -56,7 +56,8 @@ def _covered(count: int, places: Sequence[int], width: int) -> np.ndarray:
 def gaps(indices: Sequence[int] | np.ndarray, positions: np.ndarray) -> list[tuple[int, int]]:
     """Return the gap before each drawn token and after the last: (recorded tokens left out, unrecorded tokens).
 
-    Tokens after the last recorded one are unknown and not counted.
+    ``indices``: drawn tokens as indices into ``positions``. Tokens after the last recorded one are unknown and not
+    counted.
     """
     ends = np.concatenate(([-1], indices, [len(positions)]))
     left_out = np.diff(ends) - 1
@@ -73,9 +74,10 @@ HERE = Path(__file__).resolve().parent
 def response_data(
     response: Response, indices: Sequence[int], levels: Sequence[Level], culprits: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the data for the script: the tokens at ``indices`` with their ``levels``, and the gaps between them.
+    """Return the data of a response for ``response.js``: the tokens at ``indices`` with their levels, and gaps between
+    them.
 
-    ``culprits``: key -> cause.
+    ``levels``: colours of these tokens; ``culprits``: cause of each culprit token by the token's key.
     """
     shown = tokens(response.batch, [int(response.rows[i]) for i in indices])
     names = [name for name, _ in exactly(shown[0])] if shown else []
@@ -109,7 +111,21 @@ def _ids(shown: Sequence[Token]) -> bool:
 def draw_response(
     key: str, what: Mapping[str, Any], colours: tuple[str, str], chosen: str, on_pick: Callable[[str], None]
 ) -> None:
-    """Draw a response. ``colours``: of values below and above 0; ``on_pick`` receives the key of a clicked token."""
+    """Draw the tokens of a response with coloured background.
+
+    Parameters
+    ----------
+    key
+        Widget key.
+    what
+        Data from :func:`response_data`.
+    colours
+        Colours of values below and above 0.
+    chosen
+        Key of the highlighted token.
+    on_pick
+        Receives the key of a clicked token.
+    """
     below, above = colours
     _component()(
         key=key,
@@ -136,16 +152,16 @@ def _notify_pick(key: str, on_pick: Callable[[str], None]) -> None:
 OPT_IN = "Only token ids were recorded. To record text as well, watch with text=True: watch(trainer, text=True)."
 NO_RESPONSE = "The response around this token was not recorded."
 AROUND = 80
-"""Characters of context before and after a culprit."""
+"""Characters of context before and after a culprit token."""
 
 
 def pick(key: str) -> None:
-    """Choose a token, by putting it into the address."""
+    """Choose the token with the given key, by putting it into the page's address."""
     st.query_params["token"] = key
 
 
 def show_response(batches: Sequence[SpikeBatch], token: Token, culprits: Sequence[Token]) -> None:
-    """Draw all recorded facts of ``token``, then its response."""
+    """Draw all recorded facts of ``token``, then the response that contains it, with its culprit tokens marked."""
     st.html(joined(_facts(token)))
     found = response_of(batches, token)
     if found is None:

@@ -1,4 +1,4 @@
-"""Numbers of tokens and layers as colours: the scale of a response, its legend, and the bars of layers.
+"""Colours for the numbers of tokens and layers: the scale of a response, its legend, and the bars of layers.
 
 All colours are distinguishable for colour-blind readers.
 """
@@ -17,7 +17,7 @@ from .markup import Markup, el, joined
 from .tokens import Response
 
 ORANGE, GREEN = "#E69F00", "#009E73"
-"""Okabe-Ito colours: orange and the theme's blue for signed quantities, green for others."""
+"""Okabe-Ito colours: orange and the theme's blue for signed quantities, green for all others."""
 
 Level = float | str | None
 """A level from -1 to 1, or ``"nan"``, ``"inf"``, ``"-inf"``; None where nothing was measured."""
@@ -25,10 +25,10 @@ Level = float | str | None
 
 @dataclass(frozen=True, slots=True)
 class TokenMeasure:
-    """A quantity measured for each token.
+    """A quantity measured for each token, with its unit and explanation.
 
     ``signed``: blue below 0, orange above. ``root``: colours follow the square root of the magnitude, so that one huge
-    value does not hide the others.
+    value does not hide all others.
     """
 
     name: str
@@ -50,7 +50,7 @@ BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 
 
 def values(name: str, response: Response) -> np.ndarray | None:
-    """Return the quantity of each token of the response, (N,), or None if it was not measured."""
+    """Return the quantity ``name`` for each token of the response, (N,), or None if it was not measured."""
     if name == "log ratio":
         difference = _difference(response, "logp", "old_logp")
         ratio = response.column("ratio")
@@ -69,18 +69,18 @@ def _difference(response: Response, one: str, other: str) -> np.ndarray | None:
 
 
 def measured(response: Response) -> list[str]:
-    """Return the names of the quantities that were measured for this response."""
+    """Return the names of the quantities that were measured for the tokens of this response."""
     return [quantity.name for quantity in QUANTITIES if values(quantity.name, response) is not None]
 
 
 def scale_end(found: np.ndarray) -> float:
-    """Return the end of the scale: the largest finite magnitude, or 0."""
+    """Return the end of the colour scale for the values ``found``: the largest finite magnitude, or 0."""
     finite = np.abs(found[np.isfinite(found)])
     return float(finite.max()) if len(finite) else 0.0
 
 
 def levels(found: np.ndarray, end: float, quantity: TokenMeasure) -> list[Level]:
-    """Return the level of each value on the scale that ends at ``end``."""
+    """Return the position of each value on the colour scale of ``quantity`` that ends at ``end``."""
     with np.errstate(invalid="ignore"):
         size = np.minimum(np.abs(found) / (end or 1.0), 1.0)
         places = np.sign(found) * (np.sqrt(size) if quantity.root else size)
@@ -106,7 +106,10 @@ _STOPS = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def legend(quantity: TokenMeasure | None, end: float, colours: tuple[str, str], levels: Sequence[Level]) -> Markup:
-    """Return the scale with the quantity's name, and swatches of values off the scale; None: nothing was measured."""
+    """Return the colour scale of a response as HTML, with the quantity's name and swatches of values off the scale.
+
+    ``quantity``: None if nothing was measured.
+    """
     parts = [] if quantity is None else [_scale(quantity, end, colours), el("span", quantity.says, cls="label")]
     kinds = {level.removeprefix("-") for level in levels if isinstance(level, str)}
     parts += [_hatched(*HATCHED[kind]) for kind in HATCHED if kind in kinds]
@@ -153,17 +156,17 @@ OTHERS = "others"
 """Label of the sum of the layers that are not shown by name."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D9CC2B", "#6A51A3", "#8C6D31")
-"""Okabe-Ito without the colour of danger, its yellow darkened a little; two more for layers of a second bar."""
+"""Okabe-Ito colours without the colour of danger, the yellow darkened; two more for layers of a second bar."""
 
 
 def largest(shares: Mapping[str, float]) -> list[str]:
-    """Return at most :data:`MOST` layers by share, the largest first."""
+    """Return at most :data:`MOST` layers, those with the largest shares first."""
     finite = [name for name, share in shares.items() if math.isfinite(share) and share > 0 and name != OTHERS]
     return sorted(finite, key=lambda name: -shares[name])[:MOST]
 
 
 def bar(title: str, shares: Mapping[str, float], colours: Mapping[str, str]) -> Markup:
-    """Return a title, the bar, and its legend with numbers; empty if no share is known."""
+    """Return as HTML a bar that shows the shares of layers, with its title and legend; empty if no share is known."""
     named = largest(shares)
     others = [share for name, share in shares.items() if name not in named and math.isfinite(share)]
     parts = [(name, shares[name], colours.get(name, GREY)) for name in named]
@@ -188,6 +191,6 @@ def _entry(name: str, share: float, colour: str) -> Markup:
 
 
 def palette(*tables: Mapping[str, float]) -> dict[str, str]:
-    """Return a colour for each layer named in any of the bars; a layer has the same colour in all."""
+    """Return a colour for each layer shown by name in any of several bars, so that it has one colour in all of them."""
     names = dict.fromkeys(name for shares in tables for name in largest(shares))
     return dict(zip(names, COLOURS, strict=False))

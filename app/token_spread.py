@@ -28,7 +28,7 @@ BUCKETS = 240
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A quantity: canonical metrics of its middle and of the lower and upper quantiles, and their labels.
+    """A token quantity to draw: canonical metrics of its middle and of the lower and upper quantiles, and their labels.
 
     ``low`` is empty for a quantity that is never negative; its band begins at 0. ``quantity``: name of the recorded
     distributions that replace the band.
@@ -45,7 +45,7 @@ class Spread:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Return the metrics that it needs."""
+        """Names of the metrics that the chart of this quantity needs."""
         return tuple(name for name in (self.middle, self.low, self.high) if name)
 
 
@@ -66,7 +66,9 @@ BANDS = "Line: mean. Band, with its dashed and dotted ends: between the quantile
 
 
 def show_spreads(run: RunInfo) -> None:
-    """Draw a map for each quantity with recorded distributions, and a band for those with quantiles only."""
+    """Draw a density map for each token quantity with recorded distributions, and a band for those
+    with quantiles only.
+    """
     st.html(el("div", "Distributions over tokens, by step", cls="rl-family"))
     outline = queries.outline(run)
     whole = (outline.first, outline.last)
@@ -119,10 +121,10 @@ def _panels(
 def panel_of(
     spread: Spread, series: Mapping[str, Series], starts: Mapping[int, int], *, dark: bool = False
 ) -> BoardChart | None:
-    """Return the chart of one quantity, or None if no step has all of its quantiles.
+    """Return the chart of one token quantity (line and band), or None if no step has all of its quantiles.
 
     A bucket of several steps has the mean of the means, the smallest low and the largest high quantile, so that no
-    spike is lost. Values that are not finite are marked on the axis.
+    spike is lost. Values that are not finite are marked on the axis. ``starts``: first step of each attempt.
     """
     own = {metric: _newest(series[metric], starts) for metric in spread.metrics}
     steps = np.concatenate([at for at, _ in own.values()])
@@ -172,7 +174,7 @@ def _curve(steps: Ints, values: Floats, bad: tuple[tuple[int, str], ...] = ()) -
 # Distributions of token quantities over the steps of a run, as density maps with quantiles.
 
 COLUMNS = 120
-"""Most columns of a map; each is a range of steps."""
+"""Most columns of a density map; each is a range of steps."""
 GAP = 4
 """Distance between steps, as a multiple of the usual one, from which a map shows a gap."""
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -183,15 +185,17 @@ LABELS: Mapping[str, tuple[float, ...]] = {
     "logp_difference": (0.0, 1.0, -1.0, 0.1, -0.1, 0.01, -0.01, 10.0, -10.0, 0.001, -0.001),
     "entropy": (1.0, 0.1, 0.0, 0.01, 5.0, 2.0, 0.5, 0.02, 0.2, 0.05),
 }
-"""Labelled levels of a map, the more important first."""
+"""Labelled levels of a density map, the more important first."""
 ROOM = 12
-"""Most labels for which there is room."""
+"""Most labels that fit at the axis of a map."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One quantity over the S current steps: ``shares`` (S, R) of the tokens in each bin; ``low`` and ``high`` (R,):
-    ends of the bins; ``quantiles`` (S, 5) as :data:`SHARES`; ``bad``: steps and kinds of values that were not finite.
+    """Distributions of one token quantity over the S current steps.
+
+    ``shares`` (S, R) of the tokens in each bin; ``low`` and ``high`` (R,): ends of the bins; ``quantiles`` (S, 5) as
+    :data:`SHARES`; ``bad``: steps and kinds of values that were not finite.
     """
 
     quantity: TokenQuantity
@@ -203,18 +207,21 @@ class Counted:
     bad: tuple[tuple[int, str], ...]
 
     def rows(self, values: Floats) -> Floats:
-        """Return the positions of values among the rows; row r is from r to r + 1."""
+        """Return the positions of ``values`` among the bins; bin r is from r to r + 1."""
         edges = np.append(self.low, self.high[-1])
         places: Floats = np.interp(values, edges, np.arange(len(edges)))
         return places
 
     def told(self, values: Floats) -> Floats:
-        """Return values for display, with logarithms reversed."""
+        """Return ``values`` for display, with logarithms reversed."""
         return np.exp(values) if self.quantity.log else values
 
 
 def counted(found: Mapping[str, Distributions], starts: Mapping[int, int]) -> dict[str, Counted]:
-    """Return the distributions of the current branch, by quantity. ``starts``: attempt -> its first step."""
+    """Return the distributions of the steps that no later attempt replaced, by token quantity.
+
+    ``starts``: first step of each attempt.
+    """
     known = {name: _newest_counts(found[name], starts) for name in QUANTITIES if name in found}
     return {name: _counted(QUANTITIES[name], own) for name, own in known.items() if len(own.steps)}
 
@@ -249,7 +256,10 @@ def _broken(counts: Ints) -> str:
 
 @st.cache_data(show_spinner=False, max_entries=20)
 def read(url: str, key: Version, starts: Mapping[int, int]) -> dict[str, Counted]:  # noqa: ARG001  (url: the key)
-    """Read all distributions of the run, by quantity."""
+    """Read all token distributions of the run in ``key`` from the store, by quantity.
+
+    ``url`` is the store; ``starts``: first step of each attempt.
+    """
     return counted(distributions(store().spikes(key[0], reason=DISTRIBUTIONS)), starts)
 
 
@@ -260,7 +270,7 @@ def progress(version: Version) -> Version:
 
 
 def density_chart(one: Counted, window: tuple[int, int], *, dark: bool = False) -> BoardChart | None:
-    """Return the map of a quantity over the steps of ``window``, or None if no step has one."""
+    """Return the density map of a token quantity over the steps of ``window``, or None if no step has one."""
     inside = (one.steps >= window[0]) & (one.steps <= window[1])
     if not inside.any():
         return None

@@ -1,4 +1,4 @@
-"""The steps of a run with token records: localised steps, and steps with outlier tokens.
+"""The steps of a run with token records: steps whose gradient spike was localised, and steps with outlier tokens.
 
 Each step is a row of the list, with the shape and colour of its cause, and is described in sentences.
 """
@@ -43,7 +43,7 @@ LOOKS = {
 
 
 def look(cause: str) -> WordStyle:
-    """Return the shape and colour of a cause, with a default for unknown ones."""
+    """Return the shape and colour of the cause of a gradient spike, with a default for unknown causes."""
     return LOOKS.get(cause, LOOKS["unexplained"])
 
 
@@ -64,10 +64,11 @@ STEP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class LocalisationReport:
-    """Content of an event ``gradient_localised``, as in :class:`rlwatch.gradloc.report.Localisation`.
+    """Result of localising a gradient spike to tokens: an event with the fields of
+    :class:`rlwatch.gradloc.report.Localisation`.
 
-    Fields that the event lacks are None or empty. ``cost`` holds ``forwards``, ``backwards`` and ``seconds``;
-    ``worst`` is the largest share of a culprit; ``said`` holds verdict, cause and cure, each a clause; ``units`` and
+    Fields that the event lacks are None or empty. ``cost`` holds ``forwards``, ``backwards`` and ``seconds``; ``worst``
+    is the largest share of a culprit token; ``said`` holds verdict, cause and cure, each a clause; ``units`` and
     ``cures`` are as :class:`rlwatch.gradloc.report.Unit` and ``Cure``; ``count`` is the number of outlier tokens.
     """
 
@@ -93,7 +94,7 @@ class LocalisationReport:
 
     @classmethod
     def of(cls, body: Mapping[str, JSON]) -> LocalisationReport:
-        """Parse an event leniently: a page must not fail on an unknown entry."""
+        """Read the result from the body of an event, ignoring unknown entries, so that a page does not fail on them."""
         notes = body.get("notes")
         return cls(
             norm=number_of(body.get("norm")),
@@ -124,7 +125,7 @@ def _tables(value: JSON) -> tuple[Mapping[str, JSON], ...]:
 
 
 def number_of(value: JSON) -> float | None:
-    """Return a number of an event, or None for anything else."""
+    """Return a number from the body of an event as float, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -153,9 +154,10 @@ def _numbers(value: JSON) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """One step. ``report`` is None if it was not localised; ``culprits`` None if they are too old to be read.
+    """One step with token records. ``report`` is None if it was not localised; ``culprits`` None if they are too old
+    to be read.
 
-    ``worst`` is the largest share of a culprit, ``far_out`` the number of outlier tokens.
+    ``worst`` is the largest share of a culprit token, ``far_out`` the number of outlier tokens.
     """
 
     attempt: int
@@ -168,19 +170,22 @@ class TokenStep:
 
     @property
     def cause(self) -> str:
-        """Return the cause of the step, a key of :data:`token_looks.LOOKS`."""
+        """Cause of the step's records, a key of :data:`token_looks.LOOKS`."""
         if self.report is None:
             return NON_FINITE_ONLY if self.non_finite else FAR_OUT_ONLY
         return NOT_LOCALISED if self.report.why_not and not self.culprits else self.report.cause or "unexplained"
 
     @property
     def key(self) -> str:
-        """Return the key of the step in the list."""
+        """Key of the step in the list: attempt and step."""
         return f"{self.attempt}.{self.step}"
 
 
 def entries(localised: Iterable[Event], culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> list[TokenStep]:
-    """Return all steps with token records, newest first; a step that was localised twice has the last report."""
+    """Return all steps with token records, newest first; a step that was localised twice has the last report.
+
+    ``localised``: events of localised steps; ``culprits``, ``far``: batches of culprit and outlier tokens.
+    """
     reports = {(e.attempt, e.step): LocalisationReport.of(e.body) for e in localised if e.step is not None}
     culprits_at, far_at = _by_step(culprits), _by_step(far)
     keys: set[Key] = {*reports, *culprits_at, *far_at}
@@ -210,19 +215,19 @@ def _entry(
 
 
 def largest_share(batches: Sequence[SpikeBatch]) -> float | None:
-    """Return the largest finite share of a culprit, or None."""
+    """Return the largest finite share of a culprit token in ``batches``, or None."""
     shares = [np.asarray(batch.columns["share"], dtype=float) for batch in batches if "share" in batch.columns]
     finite = [share for column in shares for share in column.tolist() if np.isfinite(share)]
     return max(finite, default=None)
 
 
 def matching(all_entries: Sequence[TokenStep], causes: Sequence[str]) -> list[TokenStep]:
-    """Return the entries of the chosen causes (empty: all)."""
+    """Return the steps with one of the chosen causes (empty: all)."""
     return [entry for entry in all_entries if not causes or entry.cause in causes]
 
 
 def chosen(all_entries: Sequence[TokenStep], step: str | None, attempt: str | None) -> TokenStep | None:
-    """Return the entry of the step in the address, of the newest attempt unless one is given; None if there is none.
+    """Return the step that the page's address names, of the newest attempt unless one is given; None if there is none.
 
     Without a step in the address, return the newest localised step, or else the newest.
     """
@@ -235,12 +240,12 @@ def chosen(all_entries: Sequence[TokenStep], step: str | None, attempt: str | No
 
 
 def numbered(step: str | None) -> int | None:
-    """Return the step in an address, or None."""
+    """Return the step number in an address as int, or None if it is invalid."""
     return int(step) if step is not None and step.isascii() and step.isdecimal() and len(step) < 16 else None
 
 
 def step_row(entry: TokenStep, shown: TokenStep | None, attempts: int) -> table.TableRow:
-    """Return the entry as a row of :data:`COLUMNS`; the row that is ``shown`` is highlighted."""
+    """Return a step as a table row with norm, threshold and cause; the step that is ``shown`` is highlighted."""
     report, appearance = entry.report, look(entry.cause)
     norm = "" if report is None else fmt.number(report.norm)
     threshold = "" if report is None else fmt.number(report.threshold)
@@ -289,7 +294,7 @@ def completeness(report: LocalisationReport) -> str:
 
 
 def headline(entry: TokenStep, usual: float | None) -> str:
-    """Return the headline: ``Step 4 766: gradient norm 12.3 (usual 0.600, threshold 1.90)``."""
+    """Return the headline of a step: ``Step 4 766: gradient norm 12.3 (usual 0.600, threshold 1.90)``."""
     report = entry.report
     begin = f"Step {fmt.step(entry.step)}"
     if report is None:
@@ -304,7 +309,7 @@ def headline(entry: TokenStep, usual: float | None) -> str:
 
 
 def finding(entry: TokenStep, culprits: Sequence[Token]) -> list[str]:
-    """Return sentences: the culprits' shares of the norm, or why there are none; then the method."""
+    """Return sentences on a step: the culprit tokens' shares of the norm, or why there are none; then the method."""
     report = entry.report
     if report is None:
         return [_only_far_out(entry)]
@@ -345,7 +350,9 @@ def _capital(text: str) -> str:
 
 
 def share_words(culprits: Sequence[Token]) -> str:
-    """Return ``One token holds 41 % of it.`` or ``3 tokens hold 83 % of it, the worst 41 %.``"""
+    """Return the culprit tokens' share of the gradient norm: ``One token holds 41% of it.`` or ``3 tokens hold 83% of
+    it, …``.
+    """
     if not culprits:
         return "No token stands out."
     shares = [token.numbers["share"] for token in culprits if math.isfinite(token.numbers.get("share", math.nan))]
@@ -360,7 +367,8 @@ def share_words(culprits: Sequence[Token]) -> str:
 
 
 def share_words_of(share: float) -> str:
-    """Return ``41%``, or ``cancels 1.5%`` for a negative share, of a token that pushes against the gradient.
+    """Return the share of a token as ``41%``, or ``cancels 1.5%`` if it is negative: the token pushes against the
+    gradient.
 
     >>> share_words_of(0.41), share_words_of(-0.015)
     ('41%', 'cancels 1.5%')
@@ -395,7 +403,9 @@ def _sentence(text: str) -> str:
 
 
 def place(token: Token) -> str:
-    """Return ``sequence 3 · position 812``, with rank and micro-batch unless they are the first."""
+    """Return the place of a token, ``sequence 3 · position 812``, with rank and micro-batch unless
+    they are the first.
+    """
     parts = [f"rank {token.rank}" if token.rank else "", f"micro-batch {token.microbatch}" if token.microbatch else ""]
     return " · ".join([*filter(None, parts), f"sequence {token.sequence}", f"position {fmt.step(token.position)}"])
 
@@ -407,7 +417,7 @@ def exactly(token: Token) -> list[tuple[str, str]]:
 
 
 def exact(value: float) -> str:
-    """Format a number with six significant digits.
+    """Return a number as text with six significant digits.
 
     >>> exact(0.8), exact(-1234.5678), exact(2.5e-7), exact(float("inf"))
     ('0.8', '-1234.57', '2.5e-07', 'Inf')
@@ -416,7 +426,9 @@ def exact(value: float) -> str:
 
 
 def top_layer(token: Token) -> str:
-    """Return the token's top layer, as ``layers.27 62 %``; empty if its own gradient was not computed."""
+    """Return the layer with the largest share of the token's gradient, as ``layers.27 62 %``; empty if it was not
+    computed.
+    """
     if not token.layers:
         return ""
     layer, share = max(token.layers.items(), key=lambda item: item[1])
@@ -424,7 +436,7 @@ def top_layer(token: Token) -> str:
 
 
 def in_short(token: Token) -> str:
-    """Return a culprit on one line: ``share 41 %, ratio 148, layers.27 62 %``."""
+    """Return share, ratio and main layer of a culprit token on one line: ``share 41%, ratio 148, layers.27 62%``."""
     share, ratio = token.numbers.get("share"), token.numbers.get("ratio")
     facts_line = [] if share is None else [share_words_of(share) if share < 0 else f"share {fmt.percent(share)}"]
     facts_line += [f"ratio {fmt.number(ratio)}"] if ratio is not None else []

@@ -28,7 +28,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 
 
 def pieces(text: str, limit: int = LIMIT) -> list[Piece]:
-    r"""Split ``text`` for display, at most ``limit`` of its characters, into (piece, whether it is a symbol).
+    r"""Split ``text`` for display, at most ``limit`` characters of it, into (piece, True if it is a symbol).
 
     >>> pieces(" the\n")
     [('·', True), ('the', False), ('↵', True)]
@@ -42,7 +42,8 @@ def pieces(text: str, limit: int = LIMIT) -> list[Piece]:
 
 
 def inert(text: str, limit: int = LIMIT) -> str:
-    r"""Return the pieces of ``text`` as one string, for tables and sentences.
+    r"""Return ``text`` made safe to display as one string, with symbols for control characters, at most ``limit``
+    characters.
 
     >>> inert("\tfi")
     '⇥fi'
@@ -97,7 +98,7 @@ _WORDS = ("cause", "why", "before", "after")
 class Token:
     """One token of one step. Numbers that were not measured are absent; NaN is a measured value.
 
-    ``text`` is None if it was not recorded. ``layers``: layer -> share of the token's own squared gradient norm.
+    ``text`` is None if it was not recorded. ``layers``: share of each layer in the token's own squared gradient norm.
     """
 
     rank: int
@@ -112,12 +113,12 @@ class Token:
 
     @property
     def key(self) -> str:
-        """Return its key in the address: ``rank.microbatch.sequence.position``."""
+        """Key of the token in an address: ``rank.microbatch.sequence.position``."""
         return f"{self.rank}.{self.microbatch}.{self.sequence}.{self.position}"
 
     @property
     def label(self) -> str:
-        """Return its text, made safe to display, or its id if there is no text."""
+        """Text of the token, made safe to display, or its id if there is no text."""
         if self.text or self.token_id is None:
             return inert(self.text or "") or "(no text)"
         return f"id {self.token_id}"
@@ -156,7 +157,7 @@ def _layers(columns: Mapping[str, np.ndarray | Sequence[str]], row: int) -> dict
 
 
 def culprits_of(batches: Sequence[SpikeBatch]) -> list[Token]:
-    """Return the culprits of all ranks, worst first by contribution or own norm.
+    """Return the culprit tokens (those that dominate a gradient spike) of all ranks, the largest contribution first.
 
     Tokens that push against the gradient come last, because they cancel a part of it.
     """
@@ -181,13 +182,15 @@ class Response:
     positions: np.ndarray
 
     def column(self, name: str) -> np.ndarray | None:
-        """Return the numbers of a column, (N,) float64, or None if it was not measured."""
+        """Return the numbers of the column ``name`` for the response's tokens, (N,) float64, or None if it was not
+        measured.
+        """
         column = self.batch.columns.get(name)
         return None if column is None else np.asarray(column, dtype=np.float64)[self.rows]
 
 
 def response_of(batches: Sequence[SpikeBatch], token: Token) -> Response | None:
-    """Return the response that contains ``token``, if it was recorded."""
+    """Return the recorded response that contains ``token``; None if it was not recorded."""
     for batch in batches:
         if batch.reason != RESPONSES or batch.rank != token.rank or not len(batch):
             continue

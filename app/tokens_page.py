@@ -1,4 +1,4 @@
-"""The tokens of one run: localised steps, the culprits of a step and their responses, and recurring culprits."""
+"""Page with the tokens of a run: localised steps, culprit tokens of a step with their responses, and recurring ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ LOGPS = ("logp", "old_logp", "rollout_logp", "ref_logp")
 
 @dataclass(frozen=True, slots=True)
 class TokenTableLayout:
-    """A table of tokens with columns ``numbers``. ``with_cause``: also cause and layer; ``opens``: rows are links."""
+    """Layout of a table of tokens with columns ``numbers``. ``with_cause``: also cause and layer; ``opens``: rows are
+    links.
+    """
 
     numbers: Sequence[str]
     with_cause: bool = False
@@ -33,14 +35,14 @@ class TokenTableLayout:
 
     @property
     def columns(self) -> list[table.TableColumn]:
-        """Return its columns."""
+        """Columns of the table."""
         causes = [table.TableColumn("cause", "tight")] if self.with_cause else []
         layer = [table.TableColumn("top layer", "tight wide")] if self.with_cause else []
         numbers = [table.TableColumn(LABELS.get(name, name), "right tight") for name in self.numbers]
         return [table.TableColumn("token", "long"), table.TableColumn("where", "tight wide"), *causes, *numbers, *layer]
 
     def row(self, token: Token, chosen: Token | None = None) -> table.TableRow:
-        """Return the row of a token."""
+        """Return a token as a row of the table; it is highlighted if it is ``chosen``."""
         appearance, cause = look(token.words.get("cause", "")), token.words.get("cause", "")
         causes = [table.mark(appearance.shape, appearance.colour, fmt.shorten(cause, 40))] if self.with_cause else []
         layer = [table.text(top_layer(token), quiet=True)] if self.with_cause else []
@@ -82,12 +84,14 @@ RECURRING_COLUMNS = (
     table.TableColumn("largest share", "right tight"),
 )
 MOST_RECURRING = 20
-"""Most tokens listed."""
+"""Most recurring tokens in the list."""
 
 
 @dataclass(slots=True)
 class RecurringToken:
-    """One vocabulary entry that was a culprit, with counts, steps and causes. ``token``: its newest occurrence."""
+    """One vocabulary entry that was a culprit token, with counts, steps and causes. ``token``: its
+    newest occurrence.
+    """
 
     token: Token
     times: int = 0
@@ -96,7 +100,7 @@ class RecurringToken:
     share: float | None = None
 
     def add(self, token: Token, step: int) -> None:
-        """Add an occurrence."""
+        """Count an occurrence of the token at a step."""
         self.token, self.times = token, self.times + 1
         self.steps.add(step)
         self.causes[token.words.get("cause", "unexplained")] += 1
@@ -106,7 +110,10 @@ class RecurringToken:
 
 
 def recurring(batches: Iterable[SpikeBatch]) -> list[RecurringToken]:
-    """Return tokens that were culprits more than once, the most frequent first. ``batches``: culprits, oldest first."""
+    """Return tokens that were culprits more than once, the most frequent first.
+
+    ``batches``: batches of culprit tokens, oldest first.
+    """
     found: dict[object, RecurringToken] = {}
     for batch in batches:
         for token in tokens(batch):
@@ -118,7 +125,7 @@ def recurring(batches: Iterable[SpikeBatch]) -> list[RecurringToken]:
 
 
 def recurring_row(one: RecurringToken) -> table.TableRow:
-    """Return a recurring token as a row of :data:`COLUMNS`."""
+    """Return a recurring token as a table row with counts, steps, causes and largest share."""
     token = one.token
     known = token.token_id is not None and token.text is not None
     causes = " · ".join(f"{fmt.shorten(cause, 40)} {count}" for cause, count in one.causes.most_common())
@@ -136,7 +143,7 @@ def recurring_row(one: RecurringToken) -> table.TableRow:
 
 
 def recurring_scope(batches: Sequence[SpikeBatch], most: int) -> str:
-    """Describe the number of steps that were searched."""
+    """Return the number of localised steps that were searched, in words; ``most``: most batches that are read."""
     steps = {(batch.attempt, batch.step) for batch in batches}
     older = ", the newest" if len(batches) >= most else ""
     return f"over {fmt.plural(len(steps), 'localised step')}{older}"
@@ -149,7 +156,9 @@ MOST_TOKENS = 100
 
 
 def show_step(run: RunInfo, entry: TokenStep) -> None:
-    """Draw all records of one step."""
+    """Draw all token records of one step of a run: summary, culprit tokens, the chosen token's
+    response, and outliers.
+    """
     batches = [batch for batch in queries.of_step(run.run_id, entry.step) if batch.attempt == entry.attempt]
     culprits = culprits_of(batches)
     st.html(
@@ -225,10 +234,10 @@ def _table(key: str, found: Sequence[Token], chosen: Token | None, layout: Token
 # Tokens of one run: localised steps, culprits, and their responses.
 
 ROWS, ROW_PX, HEAD_PX = 8, 37, 40
-"""Steps visible without scrolling, and heights of a row and of the header."""
+"""Steps visible without scrolling, and heights of a row and of the header in pixels."""
 
 LISTED = 200
-"""Most steps listed."""
+"""Most steps in the list."""
 
 NOTHING = (
     "No token data yet. rlwatch records tokens when the gradient spikes or is not finite "
@@ -237,7 +246,7 @@ NOTHING = (
 
 
 def page(go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> None:
-    """Draw the run, the step and the token in the address."""
+    """Draw the page of the run, step and token in the browser's address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open a run, then its tokens.")
@@ -346,7 +355,7 @@ def _causes() -> list[str]:
 
 
 def open_step(key: str) -> None:
-    """Show the step of :attr:`TokenStep.key` and clear the token chosen before."""
+    """Show the step with the given :attr:`TokenStep.key`, and clear the token chosen before."""
     attempt, _, step = key.partition(".")
     st.query_params["step"], st.query_params["attempt"] = step, attempt
     st.query_params.pop("token", None)
@@ -384,7 +393,7 @@ CURE_COLUMNS = (
 
 
 def show_rollup(report: LocalisationReport | None) -> None:
-    """Draw both tables, as far as the step has them."""
+    """Draw the tables of contributions and of recomputed interventions of a localised step, as far as it has them."""
     if report is None:
         return
     units = [unit_row(unit) for unit in report.units]
@@ -398,7 +407,7 @@ def show_rollup(report: LocalisationReport | None) -> None:
 
 
 def rollup_words(report: LocalisationReport) -> str:
-    """Describe the sum of the shares, and the part of the excess that the listed tokens hold."""
+    """Return sentences on the sum of the shares, and on the part of the excess that the listed tokens hold."""
     words = ["Shares of the gradient norm; they add up to 100 % minus the gap. Negative shares cancel."]
     if report.count:
         known = report.explained
@@ -408,7 +417,7 @@ def rollup_words(report: LocalisationReport) -> str:
 
 
 def unit_row(unit: Mapping[str, JSON]) -> table.TableRow:
-    """Return a unit as a row of :data:`UNIT_COLUMNS`."""
+    """Return the contribution of a unit (a token, response or other part) as a table row."""
     level, name = str(unit.get("level") or ""), str(unit.get("name") or "")
     tokens = number_of(unit.get("tokens"))
     known = [number_of(unit.get(part)) for part in ("share", "up", "down")]
@@ -422,7 +431,7 @@ def unit_row(unit: Mapping[str, JSON]) -> table.TableRow:
 
 
 def cure_row(cure: Mapping[str, JSON]) -> table.TableRow:
-    """Return a cure as a row of :data:`CURE_COLUMNS`."""
+    """Return an intervention with the norm before and after it as a table row."""
     before, after = number_of(cure.get("before")), number_of(cure.get("after"))
     times = after / before if before and after is not None else None
     shown: Sequence[float | None] = (before, after, times)
