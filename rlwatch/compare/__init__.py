@@ -118,7 +118,7 @@ class Comparison:
 
     @property
     def first(self) -> Divergence | None:
-        """First divergence that lasts; None if there is none."""
+        """First divergence of the two runs that lasts; None if there is none."""
         return next((one for one in self.partings if not one.apart_from_start and one.until is None), None)
 
     @property

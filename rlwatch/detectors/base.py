@@ -103,12 +103,13 @@ class BaseDetector(ABC):
         return []
 
     def pass_over(self, rows: Stretch) -> bool:  # noqa: ARG002  (most cannot)
-        """Take all rows at once if certainly none has a finding; otherwise change nothing and return False.
+        """Read all ``rows`` at once if certainly none has a finding; otherwise change nothing and return False.
 
-        Called while no finding holds, for rows with a reading. The state afterwards must be that of :meth:`judge`, and
-        of :meth:`listen` unless :attr:`follows`, on one row after the other. The reward and whatever else is shared is
-        that before the rows. A detector may also do a part of the work, set ``_rows_left`` to the number of rows, and
-        return False: its :meth:`judge` then does the rest row by row.
+        It is called while no finding holds, for rows with a metric in :attr:`reads`. The state afterwards must be the
+        one that :meth:`judge` (and :meth:`listen`, unless :attr:`follows`) would leave after the rows one by one. The
+        reward, and other state that detectors share, is still that before the rows. A detector may also do a part of
+        the work, set ``_rows_left`` to the number of rows, and return False: its :meth:`judge` then does the rest row
+        by row.
         """
         return False
 
@@ -123,7 +124,10 @@ class BaseDetector(ABC):
             getattr(self, name).update(step)
 
     def rests(self, reads: bool) -> bool:
-        """Return whether it certainly has no finding at the next row; ``reads``: whether it reads a metric of it."""
+        """Return True if the detector certainly has no finding at the next row.
+
+        ``reads``: True if the row has a metric that the detector reads.
+        """
         return not self._held and (self._taken_ahead or not reads)
 
     def measured(self, step: ClosedStep) -> bool:
@@ -222,9 +226,10 @@ class DetectorSet:
         return found
 
     def ahead(self, steps: Sequence[ClosedStep]) -> None:
-        """Let each detector take a stretch at once if it can; its rows must be given to :meth:`update` next, in order.
+        """Let each detector read the rows ``steps`` at once, if it can; then give them to :meth:`update` one by one, in
+        order.
 
-        ``steps``: one of :func:`~rlwatch.detectors.stretch.stretches`.
+        ``steps``: one of the stretches that :func:`~rlwatch.detectors.stretch.stretches` returns.
         """
         self._wake()
         if len(steps) < SHORTEST or steps[0].numbers is not steps[0].metrics:
@@ -300,7 +305,7 @@ def _ways(types: tuple[type, ...], numbers: tuple[str, ...], names: tuple[str, .
 
 
 def reading(detectors: tuple[Detector, ...], step: ClosedStep) -> tuple[Detector, ...]:
-    """Return the detectors that read a metric of this row."""
+    """Return those of the ``detectors`` that read a metric of the row ``step``."""
     ways = _ways(tuple(map(type, detectors)), tuple(step.numbers), tuple(step.metrics))
     return tuple(detector for detector, way in zip(detectors, ways, strict=True) if way is not _Way.NOTHING)
 

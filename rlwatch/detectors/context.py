@@ -469,12 +469,12 @@ class Change:
         self._recent.update(step, value)
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Take finite values at ascending steps, once the start is known."""
+        """Read finite ``values`` of the metric at ascending ``steps``; allowed once the metric's start is known."""
         self._now.extend(steps, values)
         self._recent.extend(steps, values)
 
     def span(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return the range in which the level stays while these come."""
+        """Return the lowest and the highest level that the metric can have while its next ``values`` are read."""
         return min(*values, self._now.lowest), max(*values, self._now.most)
 
     @property
@@ -649,9 +649,10 @@ class RunContext:
         return self._grad.get()
 
     def teaches(self, gradient: float, share: float) -> bool:
-        """Return whether fewer than ``share`` samples are silent and gradients are above 0, in each of the last rows.
+        """Return True if each of the last rows has a gradient above 0, and less than ``share`` of its samples have
+        none.
 
-        ``gradient``: the smallest of the next rows.
+        ``gradient``: smallest gradient norm of the next rows, which must be above 0 as well.
         """
         return self._silent.most < NEARLY * share and min(gradient, self._grad.lowest) > NOTHING
 

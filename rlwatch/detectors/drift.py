@@ -105,12 +105,12 @@ class DriftCourse:
         self._out.update(step, self._rows[-1] - self._began >= sign.far / 2.0)
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Take rows of ascending steps, none of which is half of the way out."""
+        """Read ``values`` of the metric at ascending ``steps``, none of which is half of the way to the limit."""
         self._rows.extend([self.sign.scale(abs(value)) for value in values[-NOISE_ROWS:]])
         self._out.miss(steps)
 
     def may_pass(self, values: Sequence[float]) -> bool:
-        """Return whether no row of these is half of the way out."""
+        """Return True if none of the metric's next ``values`` is half of the way to the limit."""
         if self.start is None or self._out.rows:
             return False
         return self.sign.scale(max(map(abs, values))) - self._began < NEARLY * self.sign.far / 2.0
@@ -172,7 +172,10 @@ class SlowDrift(BaseDetector):
         self._rows = 0
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Follow all metrics at once if none is half of the way out; whether the reward has gained, row by row."""
+        """Read the metrics of all ``rows`` at once if none is half of the way to its limit; always return False.
+
+        :meth:`judge` then checks row by row only whether the reward has gained.
+        """
         there = [(course, rows.column(name)) for name, course in self._courses.items() if name in rows.metrics]
         absent = any(course.since is not None for name, course in self._courses.items() if name not in rows.metrics)
         if absent or self._start is None or self._last is None or self._last >= rows.steps[0]:

@@ -224,7 +224,7 @@ NEARLY = 1.0 - 1e-9
 
 
 class Watch:
-    """Evidence that one indicator gives over the rows of a run."""
+    """Course of one indicator's metric over the rows of a run, and the evidence of a failure that it gives."""
 
     def __init__(self, indicator: Indicator) -> None:
         self.indicator, self.metric = indicator, indicator.metric
@@ -275,19 +275,20 @@ class Watch:
 
     @property
     def fades(self) -> bool:
-        """Return whether there is evidence of earlier rows."""
+        """True if the indicator still has evidence from earlier rows, which fades with time."""
         return bool(self.weight or self._spike)
 
     def fade(self, factor: float) -> None:
-        """Reduce the evidence of earlier rows."""
+        """Multiply the evidence from earlier rows by ``factor``, below 1."""
         self._spike *= factor
         self.weight *= factor
         self.alone = False
 
     def pass_over(self, steps: Sequence[int], values: Sequence[float]) -> bool:
-        """Take rows of ascending steps if none can be beyond half the effect; they are processed when one may be.
+        """Read ``values`` at ascending ``steps`` if none can deviate by half of the indicator's effect; otherwise
+        return False.
 
-        Evidence of earlier rows does not fade by this.
+        The values are only stored, and processed when one may deviate. Evidence of earlier rows does not fade by this.
         """
         if len(self._rows) < FEWEST_ROWS + LAST:
             return False
@@ -509,7 +510,7 @@ class RewardFall:
 
     @property
     def well(self) -> bool:
-        """True if the reward is at its best level."""
+        """True if the level of the mean reward is its best so far, but for noise."""
         if self._well is None:
             fall, usual, least = self._close
             self._well = fall <= usual + least / 2.0 or fall <= usual + self._unit(LAST, least) / 2.0
@@ -639,7 +640,10 @@ class JointEvidence(BaseDetector):
         """
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Let indicators take the rows; the reward must be judged row by row."""
+        """Let each indicator read its metric in all ``rows`` at once, if it can; always return False.
+
+        :meth:`judge` then judges the reward and the other indicators row by row.
+        """
         self._rows_left, self._awake = len(rows.steps), []
         for watch in self._watches:
             there = watch.metric in rows.metrics

@@ -125,11 +125,13 @@ class Rise:
         self._calm_below = threshold if calm else -math.inf
 
     def calm(self, steps: Sequence[int], values: Sequence[float]) -> bool:
-        """Return whether :meth:`update` would only buffer all of these rows of ascending steps."""
+        """Return True if :meth:`update` would only buffer ``values`` at ascending ``steps``, as they are far below the
+        limit.
+        """
         return steps[0] > self._last and max(map(self.limit.scale, values)) < self._calm_below
 
     def buffer(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Take rows that are calm."""
+        """Keep ``values`` at ascending ``steps``, for which :meth:`calm` is True, until a later row needs them."""
         newest = list(zip(steps[-ASIDE:], values[-ASIDE:], strict=True))
         self._aside.extend((step, value, self.limit.scale(value)) for step, value in newest)
         self._last, self._blank = steps[-1], 0
@@ -165,7 +167,7 @@ class Rise:
 
     @property
     def began(self) -> float | None:
-        """Median of the first rows, on the limit's scale; None if unknown."""
+        """Median of the metric over the first rows, on the limit's scale; None if unknown."""
         return self._base.get()
 
     @property
@@ -182,7 +184,7 @@ class Rise:
 
     @property
     def lasted(self) -> bool:
-        """True if the median has been beyond the limit for three rows."""
+        """True if the median of the metric's last rows has been beyond the limit for three rows."""
         return self.out.since is not None and self.out.lasted(3)
 
     @property
@@ -253,11 +255,18 @@ class RiseDetector(BaseDetector):
         return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if all metrics are below their limits; subclasses with a :meth:`judge` of their own cannot."""
+        """Read all ``rows`` at once if all metrics are below their limits; otherwise return False.
+
+        Always False for a subclass that overrides how rows are read or judged.
+        """
         return self._by_columns and self.buffered(rows.steps, [rows.column(limit.metric) for limit in self.limits])
 
     def buffered(self, steps: Sequence[int], columns: Sequence[Sequence[float]]) -> bool:
-        """Take rows if all are calm: the values of each limit's metric, none where it is missing."""
+        """Read rows at ascending ``steps`` at once if every metric is far below its limit; otherwise return False.
+
+        ``columns``: for each of the detector's limits the metric's values, one per row; empty if the rows do not have
+        it.
+        """
         for rise, values in zip(self._rises, columns, strict=True):
             if max(values) > rise.limit.most or not rise.calm(steps, values) if values else rise.known:
                 return False

@@ -121,10 +121,11 @@ class RoutingMismatch(RiseDetector):
 
 
 class RouterShift(RiseDetector):
-    """Share of (token, layer) pairs that the update sends to other experts than the policy that it began with did.
+    """Detector of a growing share of tokens that an update routes to other experts than the policy it began with.
 
-    A router that moves during an update makes ratios volatile and clipping bursty, and precedes collapse
-    (arXiv 2510.23027). Its level depends on the model: growth against the start is judged.
+    It reads the share of (token, layer) pairs, and that of tokens. A router that moves during an update makes ratios
+    volatile and clipping bursty, and precedes collapse (arXiv 2510.23027). The level depends on the model: growth
+    against the start is judged.
     """
 
     name = "router_shift"

@@ -1,8 +1,9 @@
-"""Stretches of rows that a detector may take at once: most cannot have a finding, and one look shows it.
+"""Stretches of consecutive rows that a detector may read at once: most cannot have a finding, and one look shows it.
 
-A detector that can decide this for many rows overrides :meth:`~rlwatch.detectors.base.BaseDetector.pass_over`. It
-compares the extremes of the rows with its limits. If they are on the safe side, each row would have returned nothing,
-and the state after the rows follows from the last of them. Otherwise the rows are judged one by one, as live rows are.
+A detector that can decide this for many rows overrides :meth:`~rlwatch.detectors.base.BaseDetector.pass_over`, which
+compares the extremes of the rows with the detector's limits. If they are on the safe side, no row would have had a
+finding, and the state after the rows follows from the last of them. Otherwise the rows are judged one by one, as live
+rows are.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ LONGEST, SHORTEST = 64, 6
 
 
 class Stretch:
-    """Consecutive rows of one attempt with the same metrics, all finite, at ascending steps.
+    """Consecutive rows (metrics of one step each) of one attempt, with the same metrics, all finite, at ascending
+    steps.
 
-    Parameters
-    ----------
-    rows
-        At least one; :func:`stretches` finds them.
+    Parameters ---------- rows
+        The rows, at least one; :func:`stretches` finds them.
     """
 
     def __init__(self, rows: Sequence[ClosedStep]) -> None:
@@ -33,11 +33,11 @@ class Stretch:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Steps of the rows, ascending."""
+        """Training step of each row, ascending."""
         return [row.step for row in self.rows]
 
     def column(self, name: str) -> list[float]:
-        """Return the values of a metric; empty if it is missing."""
+        """Return the values of the metric ``name``, one per row; empty if the rows do not have the metric."""
         if name not in self.metrics:
             return []
         known = self._columns.get(name)
@@ -46,12 +46,14 @@ class Stretch:
         return known
 
     def first(self, *names: str) -> list[float]:
-        """Return the values of the first of the metrics that is there; empty if none is."""
+        """Return the values of the first of the metrics ``names`` that the rows have, one per row; empty if they have
+        none.
+        """
         return next((self.column(name) for name in names if name in self.metrics), [])
 
 
 def stretches(steps: Sequence[ClosedStep]) -> Iterator[Sequence[ClosedStep]]:
-    """Cut closed steps, in order, into stretches and single rows that are in none.
+    """Cut closed ``steps``, which are in order, into stretches; a row that fits no neighbour is one by itself.
 
     >>> rows = [ClosedStep(step, {"a": 0.5}) for step in (1, 2, 3, 3, 4)]
     >>> [[row.step for row in part] for part in stretches(rows)]

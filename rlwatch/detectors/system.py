@@ -50,7 +50,9 @@ class ThroughputDrop(RiseDetector):
         return seconds / tokens if seconds and tokens and tokens >= 1.0 else None
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if all three are below their limits."""
+        """Read all ``rows`` at once if throughput, step time and time per token are within their limits; otherwise
+        return False.
+        """
         rates, seconds, tokens = map(rows.column, ("time/throughput", "time/step", "len/mean"))
         if not (all(rates) and all(seconds)) or (tokens and min(tokens) < 1.0):
             return False
@@ -156,7 +158,7 @@ class StalledSteps(BaseDetector):
         self._slow.clear()
 
     def measured(self, step: ClosedStep) -> bool:  # noqa: ARG002
-        """Return True: every row has a step."""
+        """Return True: every row has a training step, which is what this detector judges."""
         return True
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
@@ -181,7 +183,7 @@ class StalledSteps(BaseDetector):
         ]
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if the counter goes on and no step takes long."""
+        """Read all ``rows`` at once if the step counter goes on and no step takes long; otherwise return False."""
         before, usual = self._before, self._usual.get()
         if before is None or before.attempt != rows.rows[0].attempt or before.step >= rows.steps[0]:
             return False
@@ -196,7 +198,9 @@ class StalledSteps(BaseDetector):
         return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the step counter of the row, then the seconds per step."""
+        """Judge whether the step counter goes on, then the seconds per step; return findings of a stall or of slow
+        steps.
+        """
         before, self._before = self._before, step
         if before is not None and before.attempt != step.attempt:
             self._begin()
@@ -317,7 +321,11 @@ class MetricVanished(BaseDetector):
         return any(not name.startswith(OWN) for name in step.metrics)
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if they hold every metric that is followed, and no other of the run."""
+        """Read all ``rows`` at once if they have exactly the metrics that the run logged so far; otherwise return
+        False.
+
+        Metrics of rlwatch itself may be added.
+        """
         strangers = rows.metrics - self._presence.keys()
         if self._attempt != rows.rows[0].attempt or len(rows.metrics) - len(strangers) < max(len(self._presence), 1):
             return False

@@ -253,7 +253,7 @@ class ShardedNorm(Stat):
 
     @override
     def merge(self, other: Self) -> Self:
-        """Return the later of two measurements."""
+        """Return the ``other`` measurement, which is the later one of this rank."""
         return other
 
     @override

@@ -37,7 +37,7 @@ class Stat(ABC):
 
     @abstractmethod
     def merge(self, other: Self) -> Self:
-        """Return the statistic of both batches together."""
+        """Return the statistic of this batch and of the ``other`` one together."""
 
     def across(self, other: Self) -> Self:
         """Return the statistic of this rank and the ``other`` one, whose rank is higher, together.
@@ -75,7 +75,7 @@ class Total(Single):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure the values of ``x`` inside ``mask``."""
+        """Sum and count the values ``x`` inside ``mask``, a tensor of the same shape."""
         return cls(masked_count(mask, x), masked_sum(x, mask))
 
     @override
@@ -119,7 +119,7 @@ class ShareStat(Stat):
 
 @dataclass(frozen=True, slots=True)
 class Max(Single):
-    """Largest value; NaN if one value is NaN."""
+    """Largest of all values measured; NaN if one of them is NaN."""
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
@@ -285,7 +285,7 @@ class Std(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Measure the values of ``x`` inside ``mask``."""
+        """Measure the standard deviation of the values ``x`` inside ``mask``, a tensor of the same shape."""
         count = masked_count(mask, x)
         mean = masked_sum(x, mask) / count.clamp(min=1)
         return cls(count - 1, mean, masked_sum((widen(x) - mean) ** 2, mask))
@@ -317,7 +317,9 @@ class Ess(Stat):
 
     @classmethod
     def of(cls, log_weight: Tensor, mask: Tensor) -> Self:
-        """Measure the *raw* weights ``exp(log_weight)`` inside ``mask``."""
+        """Measure the effective sample size of the raw weights ``exp(log_weight)`` inside ``mask``, a tensor of the
+        same shape.
+        """
         x = keep(log_weight, mask, -torch.inf).flatten()
         # Divided by the largest weight before they are added: the ratio does not change, and nothing overflows.
         top = masked_max(log_weight, mask)

@@ -167,7 +167,9 @@ class ValueDrift(RiseDetector):
         self._size = max(self._size, *known, 0.0) if known else self._size
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if both distances are below their limits."""
+        """Read all ``rows`` at once if values and returns are close enough to what they are compared with; else return
+        False.
+        """
         values, returns, reward = map(rows.column, (VALUES, RETURNS, "reward/mean"))
         sizes = list(map(abs, reward))
         if spread := rows.column("reward/std"):

@@ -65,7 +65,10 @@ class EntropyDetector(BaseDetector):
         return [self.report(step, now, start, severity)]
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if none is abnormal by itself, whatever the reward does: then their median is not, either."""
+        """Read all ``rows`` at once if none has an abnormal entropy, whatever the reward does; otherwise return False.
+
+        Then their median is not abnormal, either.
+        """
         base, now, first = self._base, self._now, self._base.first
         level = base.get()
         if not base.done or self._warned.since is not None or now.get() is None or level is None or first is None:
@@ -85,7 +88,11 @@ class EntropyDetector(BaseDetector):
 
     @abstractmethod
     def usual(self, lowest: float, highest: float, level: float, first: float, noise: float) -> bool:
-        """Return whether entropies in this range feed no hold; ``noise``: that of uniform noise, 0 if unknown."""
+        """Return True if entropies from ``lowest`` to ``highest`` are certainly not abnormal.
+
+        All in nats per token: ``level`` of the warm-up, ``first`` of the very first rows, and ``noise``, the entropy of
+        uniform noise, 0 if unknown.
+        """
 
     def mildest(self, ratio: float) -> Severity:  # noqa: ARG002
         """Return the severity of a finding that is not critical; ``ratio``: entropy now over its start."""
@@ -156,7 +163,11 @@ class EntropyCollapse(EntropyDetector):
         super().__init__(Baseline(), Window(rows=10, steps=10))
 
     def usual(self, lowest: float, highest: float, level: float, first: float, noise: float) -> bool:  # noqa: ARG002
-        """Return whether all are above the levels that count."""
+        """Return True if entropies from ``lowest`` to ``highest`` are above all levels that may count as a collapse.
+
+        All in nats per token: ``level`` of the warm-up, ``first`` of the very first rows, and ``noise``, the entropy of
+        uniform noise, 0 if unknown.
+        """
         began = max(level, first, 0.0 if self._first_row is None else self._first_row[1])
         return max(level, first) > 0.0 and lowest >= LOW * began and lowest > DETERMINISTIC * noise
 
@@ -290,7 +301,10 @@ class EntropyExplosion(EntropyDetector):
         super().__init__(Baseline(floor=0.02), Window(rows=8, steps=8))
 
     def usual(self, lowest: float, highest: float, level: float, first: float, noise: float) -> bool:  # noqa: ARG002
-        """Return whether all are below the least rise that is dated."""
+        """Return True if entropies from ``lowest`` to ``highest`` are below the least level that counts as a rise.
+
+        All in nats per token: ``level`` of the warm-up, ``first`` of the very first rows; ``noise`` is not used.
+        """
         return 0.0 < highest < NEARLY * RISE * self.beginning(level, first)
 
     def beginning(self, level: float, first: float) -> float:

@@ -54,7 +54,7 @@ class Law:
 
     @property
     def binds(self) -> bool:
-        """True if the fit shows that reward really is bought with entropy."""
+        """True if the fit shows that a gain of reward really comes with a loss of entropy."""
         return self.a > SURE * self.error and self.explained >= GOOD
 
 

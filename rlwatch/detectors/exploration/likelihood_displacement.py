@@ -47,7 +47,7 @@ class Likelihood:
 
     @property
     def start(self) -> float | None:
-        """Median of the first rows, nats/token; None if unknown."""
+        """Median of the mean log-prob over the first rows, nats per token; None if unknown."""
         return self._base.get()
 
     @property
@@ -61,7 +61,7 @@ class Likelihood:
 
     @property
     def lost(self) -> float:
-        """Distance of the level below the best one, nats/token, >= 0."""
+        """Distance of the log-prob's level below its best level, nats per token, >= 0."""
         return 0.0 if self.now is None or self.best is None else self.best - self.now
 
     @property
@@ -138,7 +138,7 @@ class LikelihoodDisplacement(BaseDetector):
         self._stagnates = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Read reward, gradient norm and entropy from every row."""
+        """Read mean reward, gradient norm and entropy from the row ``step``."""
         self._context.update(step)
         norm, entropy = finite(step, "optim/grad_norm"), finite(step, "policy/entropy")
         if norm is not None:

@@ -50,7 +50,7 @@ class MismatchBlind(BaseDetector):
         self._hold = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Read the reward and the estimates of KL from every row."""
+        """Read the mean reward and the estimates of KL between trainer and rollout engine from the row ``step``."""
         self._reward.update(step)
         for name, (now, base) in self._means.items():
             value = finite(step, name)

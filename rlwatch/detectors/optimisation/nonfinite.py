@@ -180,7 +180,7 @@ class ChainWatch:
         return NonfiniteChain({**onsets, **fresh}, past.origin or origin, past.extreme if onsets else self._extremes)
 
     def pass_over(self, rows: Stretch) -> None:
-        """Store rows without a broken link."""
+        """Store ``rows`` in which all metrics are finite, so that no link of the chain is broken."""
         self._clean += len(rows.steps)
         if self._clean > CLEAN_ROWS:
             self._chain = NonfiniteChain()
@@ -288,7 +288,7 @@ class NonFinite(BaseDetector):
         self._chain = ChainWatch()
 
     def notice(self, event: Event) -> None:
-        """Store the trace of a localisation, if the event reports one."""
+        """Store where the last non-finite values came from, if the ``event`` reports that they were traced."""
         self._chain.notice(event)
 
     def measured(self, step: ClosedStep) -> bool:  # noqa: ARG002  (the base's signature)
@@ -296,7 +296,10 @@ class NonFinite(BaseDetector):
         return True
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows, which are finite, if nothing was counted, and nothing not finite lately."""
+        """Read all ``rows``, which are finite, at once; otherwise return False.
+
+        This requires that they have no counts of non-finite elements, and that nothing was non-finite lately.
+        """
         if self._lasts or self._broke or self._counted_rows_ago is not None or members(rows.rows[0], COUNTS):
             return False
         self._seen_finite |= rows.metrics & _CORE

@@ -42,7 +42,7 @@ class SilentFreeze(BaseDetector):
         return any(name in step.metrics for name in self.reads)
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows, whose gradients are finite, if each has an update."""
+        """Read all ``rows`` at once if each has an optimizer step that was not skipped; otherwise return False."""
         if self._skips.since is not None or max(rows.column("optim/step_skipped"), default=0.0) >= ALL:
             return False
         self._skips.miss(rows.steps)

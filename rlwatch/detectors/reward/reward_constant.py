@@ -98,7 +98,7 @@ class Barren:
 
     @property
     def level(self) -> float | None:
-        """Median reward of the last rows; None if unknown."""
+        """Median of the mean reward over the last rows; None if unknown."""
         return self.reward.now
 
 
@@ -159,12 +159,12 @@ class Unmoved:
 
     @property
     def level(self) -> float | None:
-        """Median reward of the last rows; None if unknown."""
+        """Median of the mean reward over the last rows; None if unknown."""
         return self.reward.now
 
     @property
     def since(self) -> int:
-        """First step of the run that it has seen."""
+        """First step of the run that was read here."""
         return self._start or 0
 
 
@@ -207,7 +207,10 @@ class RewardConstant(BaseDetector):
         self._barren.reward = self._unmoved.reward = self._reward
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """Follow the reward with the other detectors."""
+        """Share the object that follows the mean reward with the run's other detectors.
+
+        ``common``: class of the shared state -> the object that all detectors of the run use.
+        """
         super().share(common)
         self._barren.reward = self._unmoved.reward = self._reward
 

@@ -70,7 +70,11 @@ class Proxy:
         return beyond and change.moved
 
     def may_hold(self, change: Change, lowest: float, highest: float) -> bool:
-        """Return whether it may hold for a level in this range."""
+        """Return True unless the metric is certainly within its bound while its level is from ``lowest`` to
+        ``highest``.
+
+        ``change``: the metric's level at the start and now.
+        """
         start = change.start
         if start is None:
             return True
@@ -116,7 +120,9 @@ class Together:
             self._climbed.update(step.step, longer and self._climb())
 
     def pass_over(self, rows: Stretch) -> None:
-        """Take rows in which responses are no longer than at the start."""
+        """Read mean length and reward of all ``rows`` at once; responses must be no longer than at the start in each of
+        them.
+        """
         length, reward = rows.column("len/mean"), rows.column("reward/mean")
         if length and reward:
             self._length.extend(rows.steps, length)
@@ -159,7 +165,10 @@ class Signs:
         self._scores: dict[str, HeldOut] = {}
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take rows without held-out scores if no proxy can hold; otherwise change nothing and return False."""
+        """Read all ``rows`` at once if no sign can hold in them; otherwise change nothing and return False.
+
+        They must have no held-out scores, and no metric may be beyond its bound.
+        """
         there = {name: self._changes[name] for name in NAMES if name in rows.metrics}
         if self._scores or held_out(rows.rows[0]) or any(name not in there for name in self._seen):
             return False
@@ -249,12 +258,12 @@ class HeldOut:
 
     @property
     def best(self) -> float:
-        """Best level of the score; 0 if unknown."""
+        """Best level of the held-out score so far; 0 if unknown."""
         return self._best or 0.0
 
     @property
     def now(self) -> float:
-        """Level of the score; 0 if unknown."""
+        """Level of the held-out score over its last evaluations; 0 if unknown."""
         return self._watch.now or 0.0
 
     @property
@@ -333,7 +342,9 @@ class RewardHacking(BaseDetector):
         self._signs.update(step, self._reward.now)
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if no sign can hold, however the reward moves."""
+        """Read all ``rows`` at once if no sign of reward hacking can hold in them, whatever the reward does; else
+        return False.
+        """
         taken = self._signs.pass_over(rows)
         if taken:
             self._lasting.miss(rows.steps)

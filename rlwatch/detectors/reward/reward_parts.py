@@ -44,7 +44,7 @@ class RewardPart(SeriesHistory):
 
     @property
     def moves(self) -> bool:
-        """True if the part ever changed: some penalties never apply."""
+        """True if this part of the reward ever changed: some penalties never apply."""
         return self.high > self.low
 
     @property

@@ -196,7 +196,9 @@ class NoSignal(BaseDetector):
             self._entropy_base.update(step.step, abs(entropy))
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if groups differ in each, and no gradient is zero; entropy is followed."""
+        """Read all ``rows`` at once if each has groups with different rewards and a gradient above 0; otherwise return
+        False.
+        """
         holds = (self._row, self._wrong, self._mute, self._unsolved)
         shares = [share for row in rows.rows if (share := silent_share(row)) is not None]
         if any(hold.since is not None for hold in holds) or max(shares, default=0.0) >= NEARLY * SILENT:

@@ -130,7 +130,7 @@ class DegenerateBatch(BaseDetector):
         self._length = 0.0
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if lengths differ in each of them."""
+        """Read all ``rows`` at once if each has responses of different lengths; otherwise return False."""
         low, mean, high = (rows.column(f"len/{what}") for what in ("min", "mean", "max"))
         silent = silent_share(rows.rows[0])
         if not (low and mean and high) or "len/clipped" not in rows.metrics or silent is None:

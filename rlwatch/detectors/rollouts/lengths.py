@@ -38,7 +38,7 @@ class LengthSurge(RiseDetector):
         self._long = Hold(forgive=1)
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if all lengths are below their limits."""
+        """Read all ``rows`` at once if the metrics of length are below their limits; otherwise return False."""
         if not self.buffered(rows.steps, [rows.column(limit.metric) for limit in self.limits]):
             return False
         self._long.miss(rows.steps)
@@ -113,7 +113,7 @@ class LengthExplosion(BaseDetector):
         self._full = Hold(forgive=2)
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if few responses are cut in each."""
+        """Read all ``rows`` at once if few responses are cut at the limit in each; otherwise return False."""
         shares, now = rows.column("len/clipped"), self._now
         holds = (self._rise, self._more, self._many, self._full)
         level, first = self._base.get(), self._base.first
@@ -209,7 +209,10 @@ class LengthCollapse(BaseDetector):
         self._rose = False
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Follow lengths that are all far from short at once; whether the reward rose, row by row."""
+        """Read the lengths of all ``rows`` at once if none is close to short; always return False.
+
+        :meth:`judge` then checks row by row only whether the reward rose.
+        """
         lengths, began = list(map(abs, rows.first("len/mean", "len/p50"))), self._base.get()
         holds = (self._row, self._short, self._gone)
         if not lengths or began is None or not self._base.done or any(hold.since is not None for hold in holds):

@@ -40,7 +40,7 @@ class LongTail(RiseDetector):
     )
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if all metrics are below their limits."""
+        """Read all ``rows`` at once if all metrics are below their limits; otherwise return False."""
         columns = {limit.metric: rows.column(limit.metric) for limit in self.limits}
         longest, mean = rows.column("len/max"), rows.column("len/mean")
         if longest and mean and not columns["len/max_over_mean"]:

@@ -50,7 +50,9 @@ class ClipSaturation(RiseDetector):
         self._whole = self._whole or any(name in step.metrics for name in WHOLE)
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if all fractions are below their limits, those of tokens."""
+        """Read all ``rows`` at once if the loss clips tokens and all clip fractions are below their limits; else return
+        False.
+        """
         if self._whole or not rows.metrics.isdisjoint(WHOLE):
             return False
         return self.buffered(rows.steps, [rows.column(limit.metric) for limit in self.limits])
@@ -135,7 +137,10 @@ class ClipBlind(BaseDetector):
             self._largest = max(abs(far), self._largest or 0.0)
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if every fraction that they have has been above 0 before: it is not counted any more."""
+        """Read all ``rows`` at once if each of their clip fractions has been above 0 before; otherwise return False.
+
+        Such a fraction works, so that it is not watched any more.
+        """
         if not self._works.issuperset(FAR.keys() & rows.metrics) or any(self._zero.values()):
             return False
         if far := rows.column("ratio/log_absmax"):

@@ -21,7 +21,11 @@ ROWS, LASTING = 8, 3
 
 
 class HiddenOffPolicy(BaseDetector):
-    """Mean updates since sampling against mean versions since sampling, over the newest rows."""
+    """Detector of samples that are many optimizer updates old although their age in policy versions is small.
+
+    A version may consist of several updates, and an age limit that counts versions then hides how far the policy has
+    moved since sampling. Means over the newest rows are compared.
+    """
 
     name: ClassVar[str] = "hidden_offpolicy"
     reads: ClassVar[tuple[str, ...]] = (UPDATES,)
@@ -34,7 +38,9 @@ class HiddenOffPolicy(BaseDetector):
         self._far = Hold()
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the newest rows that have both."""
+        """Compare mean updates and mean versions since sampling over the newest rows that have both; return a finding,
+        if any.
+        """
         updates, versions = finite(step, UPDATES), finite(step, VERSIONS)
         if updates is None or versions is None:
             return []

@@ -47,7 +47,7 @@ class Disagreement:
 
     @property
     def apart(self) -> float:
-        """Difference of the two estimates over the larger one."""
+        """Difference of the two estimates of KL relative to the larger one."""
         largest = max(abs(self.low), abs(self.high))
         return (self.high - self.low) / largest if largest > 0.0 else 0.0
 
@@ -132,7 +132,10 @@ class KLEstimator(BaseDetector):
             self._held = []
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if they have no pair of estimators and no clamped tokens, and KL is far below the clamp."""
+        """Read all ``rows`` at once if no estimate of KL can be contradicted or clamped; otherwise return False.
+
+        They must have no pair of estimators and no clamped tokens, and a KL far below the clamp.
+        """
         holds = (self._at_clamp, *(pair.out for pair in self._pairs))
         counted = self._beyond.known or BEYOND.metric in rows.metrics
         if counted or any(hold.since is not None for hold in holds) or any(map(rows.metrics.issuperset, PAIRS)):

@@ -64,12 +64,12 @@ class Validation:
 
     @property
     def best(self) -> float | None:
-        """Highest score so far; None if there is none."""
+        """Highest held-out score so far; None if there is none."""
         return self._best
 
     @property
     def best_step(self) -> int:
-        """Step of the best score."""
+        """Training step of the best held-out score."""
         return self._best_step
 
     @property
@@ -386,7 +386,10 @@ class KLReference(KLPlateau):
             self._entropy.update(step.step, min(abs(entropy), MOST))
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows if KL is too low to matter, as it has long been; signs of a collapse are followed."""
+        """Read KL of all ``rows`` at once if it is, and has long been, too low to matter; otherwise return False.
+
+        :meth:`listen` follows the signs of a collapse row by row.
+        """
         past, now = self._past, self._now
         signed = rows.first(*self.reads)
         values = list(map(abs, signed))

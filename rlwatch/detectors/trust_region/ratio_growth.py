@@ -34,14 +34,14 @@ class RatioGrowth(RiseDetector):
         self._lengths = Window(rows=10, steps=10)
 
     def listen(self, step: ClosedStep) -> None:
-        """Read the mean length of responses from every row."""
+        """Read the mean length of responses from the row ``step``."""
         length = finite(step, "len/mean")
         if length is not None and length > 0.0:
             self._lengths.update(step.step, length)
 
     @property
     def length(self) -> float:
-        """Tokens of a mean response over the last rows."""
+        """Mean length of responses over the last rows, in tokens."""
         return self._lengths.get() or LENGTH
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:

@@ -113,7 +113,9 @@ class ReferenceContinuity(BaseDetector):
             self._not_restored = str(event.body.get("reason", "")) or "it could not be taken up again"
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take the rows of a run that goes on, if KL is above the level to which it falls at a reset."""
+        """Read all ``rows`` at once if the run goes on and KL is above the level to which it falls at a reset; else
+        return False.
+        """
         values = rows.column(self._metric or "")
         waits = self._announced is not None or self._resumed is not None or self._fallen or self._reported
         if not values or waits or self._attempt != rows.rows[0].attempt or rows.steps[0] <= self._step:
