@@ -226,7 +226,9 @@ def close_incident() -> None:
 
 
 def dialog_if_open() -> None:
-    """Draw the incident dialog if it is open or the address names an incident. A rerun does not close it."""
+    """Draw the incident dialog if it is open or the address names an incident. A rerun of the page
+    does not close it.
+    """
     alert_id = st.session_state.get(OPEN) or st.query_params.get(ADDRESS)
     if not alert_id:
         return

@@ -368,7 +368,10 @@ def send(
 
 
 def cancel_command(store: CommandStore, run_id: str, command_id: str, *, by: Principal) -> Command:
-    """Cancel a queued command that no trainer has started, and return its new state. Raises as :func:`send` does."""
+    """Cancel a queued command that no trainer has started, and return its new state.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ControlUnavailableError`` and ``StoreBusyError``.
+    """
     by.require_command()
     return cancel(store, run_id, command_id, by=by.name)
 

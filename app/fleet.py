@@ -230,8 +230,9 @@ def kl(known: Vitals) -> float | None:
 
 
 def in_order(entries: Sequence[RunEntry], by: str) -> list[RunEntry]:
-    """Sort entries by ``by``, as ``"reward, highest"``; for any other text, keep their order. Runs without a value
-    come last.
+    """Return entries sorted by ``by``, as ``"reward, highest"``; for any other text, in their order.
+
+    Runs without a value come last.
     """
     name, _, way = by.rpartition(", ")
     if name not in SORTS:

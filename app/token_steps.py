@@ -170,7 +170,7 @@ class TokenStep:
 
     @property
     def cause(self) -> str:
-        """Cause of the step's records, a key of :data:`token_looks.LOOKS`."""
+        """Cause of the step's token records, a key of :data:`token_looks.LOOKS`."""
         if self.report is None:
             return NON_FINITE_ONLY if self.non_finite else FAR_OUT_ONLY
         return NOT_LOCALISED if self.report.why_not and not self.culprits else self.report.cause or "unexplained"

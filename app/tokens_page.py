@@ -35,7 +35,7 @@ class TokenTableLayout:
 
     @property
     def columns(self) -> list[table.TableColumn]:
-        """Columns of the table."""
+        """Columns of a table with this layout."""
         causes = [table.TableColumn("cause", "tight")] if self.with_cause else []
         layer = [table.TableColumn("top layer", "tight wide")] if self.with_cause else []
         numbers = [table.TableColumn(LABELS.get(name, name), "right tight") for name in self.numbers]

@@ -249,9 +249,10 @@ class Journal(Protocol):
         ...
 
     def keep(self, step: int, metrics: dict[str, Any]) -> KeptRow | None:
-        """Keep a row with the same metric names as the last ones, quickly; return it in packed form.
+        """Append a row to the journal quickly, if its metric names equal those of the last row; return it in packed
+        form.
 
-        Returns None where the row was not kept: then call :meth:`append_record`.
+        Returns None if the row was not kept: then call :meth:`append_record`.
         """
         ...
 
@@ -291,7 +292,7 @@ class Journal(Protocol):
         ...
 
     def tend(self) -> None:
-        """Prepare space for more items; the writer thread calls it often."""
+        """Prepare space in the journal for more items; the writer thread calls it often."""
         ...
 
     def give_up(self, kind: type[SpikeBatch | CompletionBatch]) -> list[tuple[int, Item]] | None:

@@ -126,9 +126,9 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run.
+    """Kind, step and reason of the end of a run.
 
-    ``how``: kind of the end. ``at``: its last step, if known. ``why``: reason given by its writer or its log.
+    ``how``: kind of the end. ``at``: last step of the run, if known. ``why``: reason given by its writer or its log.
     """
 
     how: End = End.DONE

@@ -672,7 +672,7 @@ class Hold(Stateful):
         self._last: int | None = None
 
     def update(self, step: int, condition: bool) -> None:
-        """Take the next row: its step, and whether the condition holds in it."""
+        """Take the next row: its step, and True in ``condition`` if the condition holds at it."""
         last, usual = self._last, self._gap
         if last is not None and step <= last:
             self.clear()

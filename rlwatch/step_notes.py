@@ -29,7 +29,7 @@ class StepNote:
 
 
 def add_step_note(store: Store, run_id: str, step: int, text: str, *, by: str, clock: Clock | None = None) -> StepNote:
-    """Add a note at a step.
+    """Store a note of user ``by`` at a step of a run, and return it.
 
     Raises
     ------
@@ -51,7 +51,10 @@ def add_step_note(store: Store, run_id: str, step: int, text: str, *, by: str, c
 
 
 def remove_step_note(store: Store, note: StepNote, *, by: str, clock: Clock | None = None) -> None:
-    """Remove a note; the audit keeps it and names the user. Raises as :func:`add_step_note`."""
+    """Remove a note at a step; the audit log keeps it and names the user ``by``.
+
+    Raises ``ConfigError`` if ``by`` is empty, ``StoreError`` if the store cannot be written.
+    """
     if not by.strip():
         raise ConfigError(f"a removal needs a name, got {by!r}")
     now = (clock or SystemClock()).now()

@@ -103,7 +103,7 @@ class Config:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Alert rules that apply."""
+        """Alert rules of this configuration, in order."""
         return self.policy.rules
 
     @property

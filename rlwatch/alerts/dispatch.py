@@ -76,8 +76,8 @@ class Publications:
         return tuple(dict.fromkeys(publication.channel for publication in self.of(alert_id)))
 
     def group(self, alert_id: str, channel: str) -> str:
-        """Return the id of the group in which ``channel`` was notified of this alert; the alert's own id where it was
-        not.
+        """Return the id of the group of alerts in which ``channel`` was first notified of an alert; the alert's id if
+        it was not.
         """
         earlier = self.of(alert_id, channel)
         return earlier[0].group if earlier else alert_id
@@ -345,7 +345,11 @@ def in_quiet_hours(notification: Notification, policy: AlertingConfig, now: floa
 
 
 def awaits_group(notification: Notification, policy: AlertingConfig, now: float) -> str:
-    """Return :data:`WAITING` while a notification waits for others that begin with it; otherwise an empty text."""
+    """Return :data:`WAITING` while a notification waits for alerts that begin soon after, to be sent with them; else
+    "".
+
+    ``now`` is in Unix seconds.
+    """
     fired, wait = notification.case.alert.fired_at or 0.0, policy.grouping.wait_s
     if notification.event is AlertEvent.FIRING and wait and math.isfinite(fired) and 0 <= now - fired < wait:
         return WAITING
@@ -585,11 +589,11 @@ class Dispatcher:
         self._live = live
 
     def publish(self, run_id: str, alerts: Sequence[Alert] = (), *, final: bool = False) -> list[OutboxMessage]:
-        """Store ``alerts`` of a run and write the messages that are due on the run to the outbox; return those that
-        are new.
+        """Store new or changed ``alerts`` of a run, and write the messages that are due to the outbox; return the new
+        messages.
 
-        With ``final`` nothing waits for its group. May raise ``StoreBusyError``: nothing, or only the alerts, was
-        stored then, and the same call may be repeated.
+        With ``final`` no message waits for alerts to be grouped with. May raise ``StoreBusyError``: nothing, or only
+        the alerts, was stored then, and the call may be repeated.
         """
         if self._policy.grouping.by is GroupBy.PROJECT:
             if alerts:

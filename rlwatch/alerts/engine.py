@@ -116,9 +116,9 @@ def no_numbers(_: str) -> str:
 
 
 def alert_id(run_id: str, rule: str, kind: str, onset_seq: int) -> str:
-    """Return the id of an alert as 16 hex digits, the same wherever the same rows are judged by the same rule.
+    """Return the id of an alert as 16 hex digits: a digest of run, rule, kind and ``onset_seq``.
 
-    ``onset_seq``: position of the row at which the alert began.
+    ``onset_seq``: position of the row at which the alert began. Every process that judges these rows gets an equal id.
     """
     return hashlib.sha256(f"{run_id}|{rule}|{kind}|{onset_seq}".encode()).hexdigest()[:16]
 
@@ -242,7 +242,7 @@ def _worse(one: Severity, other: Severity) -> Severity:
 
 
 def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> RuleState:
-    """Return the state of a new alert; pass it the finding with :meth:`RuleState.hold` next.
+    """Return the state of a new alert, without its finding, which :meth:`RuleState.hold` must receive next.
 
     ``seq``: position of the row at which it begins, which is part of the alert's id.
     """
@@ -266,7 +266,7 @@ def alert_severity(rule: Rule, finding: Finding) -> Severity:
 
 
 def evidence(finding: Finding) -> dict[str, JSON]:
-    """Return the numbers behind a finding, with its metric, score and baseline where it has them."""
+    """Return the numbers behind a finding, with its metric, score and baseline if it has them."""
     own = {"metric": finding.metric or None, "score": finding.score, "baseline": finding.baseline}
     return {key: value for key, value in own.items() if value is not None} | dict(finding.evidence)
 

@@ -54,7 +54,7 @@ class Incident:
 
     @property
     def run_id(self) -> str:
-        """Id of the run."""
+        """Id of the run whose alerts the incident groups."""
         return self.lead.run_id
 
     @property

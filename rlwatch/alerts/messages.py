@@ -65,10 +65,7 @@ TRIAL_EVENT = "test"
 
 @dataclass(frozen=True, slots=True)
 class AlertCase:
-    """One alert with everything that decides which notifications about it are due.
-
-    ``rule``, ``run``: its rule and run. ``live``: whether the run goes on. ``acknowledgement``: a user's, if any.
-    """
+    """One alert, with everything that decides if notifications of it are due."""
 
     alert: Alert
     rule: Rule
@@ -154,8 +151,9 @@ def compose_message(
 
 
 def message_id(alert_id: str, event: AlertEvent, severity: Severity, channel: str, number: int = 0) -> str:
-    """Return the id of a message as 32 hex digits; the same event gives the same id. ``number``
-    distinguishes repeats.
+    """Return the id of an alert message as 32 hex digits, a digest of the arguments.
+
+    A message that is written twice for one event therefore has one id. ``number`` distinguishes repeats.
     """
     identity = f"{alert_id}|{event.value}|{severity.value}|{channel}" + (f"|{number}" if number else "")
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
@@ -210,10 +208,10 @@ def payload(
 
 
 def summary(notifications: Sequence[Notification], cause: Cause | None = None) -> str:
-    """Return a message in one line: event, severity, run, kind, step, other alerts, and the cause if it is another
-    failure.
+    """Return an alert message in one line: event, severity, run, kind, step, further alerts, and the likeliest cause.
 
-    For alerts that eased or are over it has the step since when, and the values that show it.
+    The cause is left out if it is the alert's own kind. For alerts that eased or are resolved the line has the step
+    since when, and the values that show it.
     """
     first = notifications[0]
     alert = first.case.alert
@@ -284,7 +282,7 @@ def _alert(notification: Notification) -> dict[str, JSON]:
 
 
 def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage:
-    """Compose a test message for ``channel`` with the parts of an alert's message, which states that it is a test.
+    """Return a test message for ``channel``, in the form of an alert's message, which states that it is a test.
 
     ``now``: Unix seconds.
     """

@@ -369,7 +369,7 @@ class DeliveryThread:
 
     @property
     def alive(self) -> bool:
-        """True while the thread runs."""
+        """True while the thread that delivers messages runs."""
         return self._thread.is_alive()
 
     @property
@@ -378,7 +378,7 @@ class DeliveryThread:
         return self._deliverer.errors
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that delivers messages."""
         self._thread.start()
 
     def wake(self) -> None:

@@ -481,7 +481,7 @@ class AlertingConfig:
     forecast: bool = True
 
     def rule(self, name: str) -> Rule | None:
-        """Return the alert rule of that name; None if it belongs to another process."""
+        """Return the alert rule called ``name``; None if no rule of this process has that name."""
         return next((rule for rule in self.rules if rule.name == name), None)
 
 
@@ -493,7 +493,7 @@ def _severity_of(key: str, value: object) -> Severity:
 
 
 def inhibitors(alerts: Sequence[Alert], firing: Sequence[Alert], inhibitions: Sequence[Inhibition]) -> dict[str, Alert]:
-    """Return alert id -> the firing alert that holds it back, for those ``alerts`` that are held back.
+    """Return, by alert id, the firing alert that holds back each of those ``alerts`` that are held back.
 
     Inhibitions apply in order, and an alert that is held back holds back no other: so of two that would silence each
     other one is published.

@@ -89,7 +89,7 @@ LONGEST_NOTE = 2000
 
 
 def note(store: AlertStore, alert: Alert, *, by: str, text: str, clock: Clock | None = None) -> AuditEntry:
-    """Leave a note of user ``by`` at an alert, for other users, and return its audit entry.
+    """Store a note of user ``by`` on an alert, for other users, and return its entry of the audit log.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def note(store: AlertStore, alert: Alert, *, by: str, text: str, clock: Clock | 
 def snooze(
     store: AlertStore, alerts: Sequence[Alert], *, by: str, for_s: float, why: str = "", clock: Clock | None = None
 ) -> Silence:
-    """Send no notifications of these alerts for ``for_s`` seconds, unless one becomes worse than any of them is now.
+    """Send no notifications of ``alerts`` for ``for_s`` seconds, unless one becomes worse than any of them is now.
 
     Alerts that still fire afterwards are published then. Other alerts of their kind are published as usual.
 
@@ -207,9 +207,10 @@ def matchers(silence: Silence) -> str:
 
 
 def end_silence(store: AlertStore, reference: str, *, by: str = "", clock: Clock | None = None) -> Silence:
-    """End a silence now, as user ``by``, and return it.
+    """End an active silence now, as user ``by``, and return it as stored.
 
-    ``reference``: beginning of its id. Raises ``ConfigError`` unless exactly one active silence has such an id.
+    ``reference``: beginning of the silence's id. Raises ``ConfigError`` unless exactly one active silence has such an
+    id.
     """
     now = (clock or SystemClock()).now()
     lasting = [each for each in store.silences() if each.until > now]

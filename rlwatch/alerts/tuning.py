@@ -29,7 +29,7 @@ _TABLE = re.compile(r"^\[", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The ``rlwatch.toml`` of a store as it was read: its path, its ``text`` (empty without a file), and its
+    """The rules file ``rlwatch.toml`` of a store as it was read: path, ``text`` (empty without a file), and
     configuration.
     """
 
@@ -81,8 +81,9 @@ def with_rule(tuning: Tuning, rule: Rule) -> Tuning:
 
 
 def without_rule(tuning: Tuning, name: str) -> Tuning:
-    """Return the file without the rule of this name; nothing is written. Raises ``ConfigError`` if it
-    has no such rule.
+    """Return the rules file without the rule called ``name``; nothing is written.
+
+    Raises ``ConfigError`` if it has no such rule.
     """
     place = _place(tuning.text, name)
     if place is None:
@@ -149,7 +150,7 @@ def _comments_after(block: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """One time that a rule would have fired: the run, the step, kind and severity, and the step at which it would have
+    """One time that a rule would have fired on a past run: run, step, kind, severity, and step at which it would have
     ended.
 
     ``until`` None: it would have fired to the end.
@@ -200,5 +201,7 @@ def _held(steps: Sequence[int], stored: Sequence[Finding]) -> list[tuple[int, in
 
 
 def not_tried(rule: Rule) -> tuple[str, ...]:
-    """Return the kinds of the rule of which no findings are stored, so that they cannot be tried: heartbeats."""
+    """Return the kinds in ``rule`` that cannot be tried on past runs, since no findings of them are
+    stored: heartbeats.
+    """
     return tuple(kind for kind in HEARTBEAT_KINDS if kind in rule.kinds)

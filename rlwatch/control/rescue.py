@@ -179,7 +179,9 @@ class Note:
 
 @dataclass(slots=True)
 class KeptSetting:
-    """A setting that was set back: the command of it, its value, the step, and how often it may be sent again."""
+    """A setting that a rescue set back: the command that did it, the value, the step, and the number
+    of resends left.
+    """
 
     move: Move
     value: float
@@ -289,9 +291,9 @@ class RescueCourse:
         return Command(uuid.uuid4().hex[:16], "", move.do, move.args, requested_by=self.policy.by, why=move.why)
 
     def answered(self, command: Command, refusal: str | None) -> None:
-        """Take the result of a command: None, or the reason that it was refused.
+        """Take the result of a command: ``refusal`` is None if it was executed, else the reason that it was refused.
 
-        Those of :meth:`next`, and those of others: what a person has set is not set back.
+        Commands of the rescue and of users count: a setting that a user has changed is not set back.
         """
         if command.requested_by != self.policy.by:
             if refusal is None:

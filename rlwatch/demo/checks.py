@@ -201,7 +201,7 @@ class Delivered(Protocol):
 
     @property
     def payload(self) -> object:
-        """Parsed body of the request."""
+        """Parsed body of the webhook request."""
         ...
 
     @property

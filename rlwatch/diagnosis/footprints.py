@@ -170,7 +170,7 @@ class Trace:
     turns: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def update(self, step: int, value: float) -> None:
-        """Take the value at ``step``."""
+        """Take the value of the metric at ``step``."""
         self.seen += 1
         if self.seen <= self.mark.first or not math.isfinite(value):
             return

@@ -190,7 +190,7 @@ class ChangeTracker:
         return [*self.done, *([self.open] if self.open is not None else [])]
 
     def update(self, step: int, value: float) -> None:
-        """Take the value at ``step``."""
+        """Take the value of the setting at ``step``."""
         if self.first is None:
             self.first = (step, value)
             self._settle(step, value)

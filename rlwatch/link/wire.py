@@ -164,7 +164,7 @@ NEW = b"new"
 
 
 def after(moment: StepKey) -> StepKey:
-    """Return the key of the next visit to the same step."""
+    """Return the key of the next visit of the training loop to the step of the key ``moment``."""
     return moment._replace(again=moment.again + 1)
 
 

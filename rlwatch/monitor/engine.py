@@ -163,7 +163,7 @@ class Monitor:
 
     @property
     def firing(self) -> tuple[Alert, ...]:
-        """Alerts that fire now."""
+        """Alerts of the run that fire now."""
         return tuple(alert for alert in self._judge.alerts.active if alert.state is AlertState.FIRING)
 
     def health(self, *, forecast: bool = True) -> RunHealth:
@@ -193,9 +193,8 @@ class Monitor:
         yield from self._continued(item)
 
     def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[MonitorOutcome]:
-        """Judge many rows and events and yield outcomes: the same as one by one, but forecasts are computed in batches.
-
-        For stored rows only: it reads up to :data:`AT_ONCE` steps ahead of the outcomes it yields.
+        """Judge many rows and events and yield their outcomes; faster than one by one, as forecasts are computed in
+        batches.
         """
         views: list[ClosedStep | Arrived] = []
         for item in items:

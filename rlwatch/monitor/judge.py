@@ -258,7 +258,7 @@ class MonitorSink:
         return self.alerts.empty
 
     def write(self, batch: Sequence[Item]) -> None:
-        """Judge a batch of rows and events. Raises ``Interrupted`` if it is asked to stop."""
+        """Judge a batch of rows and events. Raises ``Interrupted`` if the judge is asked to stop."""
         outcomes: list[MonitorOutcome] = []
         try:
             self._observe(batch, outcomes)
@@ -508,7 +508,9 @@ class SinkProgress:
         return bool(rows)
 
     def take(self, rows: Sequence[StepRecord | Event]) -> None:
-        """Judge these rows and events. Raises ``Interrupted`` if it is asked to stop."""
+        """Judge a batch of rows and events, and note the position. Raises ``Interrupted`` if the judge is asked to
+        stop.
+        """
         for attempt in dict.fromkeys(row.attempt for row in rows):
             if self._attempt not in (0, attempt):
                 self._sink.end_attempt()

@@ -266,12 +266,12 @@ class WatchmanThread:
         )
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that runs the watchman."""
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """True while the thread runs."""
+        """True while the thread that runs the watchman is alive."""
         return self._thread.is_alive()
 
     def stop(self, deadline_s: float = 5.0) -> bool:

@@ -316,7 +316,7 @@ class Awaited:
 
     @property
     def step(self) -> int:
-        """The optimizer step."""
+        """Optimizer step whose measurements are awaited."""
         return self.parcel.step
 
     def due(self, *, hurry: bool = False) -> bool:
@@ -466,7 +466,7 @@ class Intake:
                 self._counters.lose(item.step)
 
     def takes(self, item: Queued) -> bool:
-        """Return whether there is space for ``item``, or for a part of it to which it is reduced."""
+        """Return whether there is space for ``item``, or for the part of it that is kept when space is short."""
         taken = self.room_taken
         if taken < NEARLY:
             return True

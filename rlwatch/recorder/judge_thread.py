@@ -48,11 +48,11 @@ class RowJudge(Protocol):
         ...
 
     def take(self, rows: Sequence[StepRecord | Event]) -> None:
-        """Judge these rows and events. Raises ``Interrupted`` if it is asked to stop."""
+        """Judge a batch of rows and events. Raises ``Interrupted`` if the judge is asked to stop."""
         ...
 
     def tick(self) -> None:
-        """Do what is due by time alone, such as repeated messages."""
+        """Do the work that is due by time alone, such as repeating messages."""
         ...
 
     def close(self) -> None:
@@ -142,7 +142,10 @@ class JudgeThread:
         self._wake.set()
 
     def enough(self) -> bool:
-        """Return whether to stop; called between rows on the judge's thread, it also rests now and then."""
+        """Return True if the judge is to stop; to limit its use of the processor, sleep first if it has worked long.
+
+        The judge calls it between rows, on its thread.
+        """
         worked = time.monotonic() - self._worked_since
         if worked > WORK_S:
             left = REST * worked

@@ -336,7 +336,7 @@ class Writer:
         self.cpu_seconds = 0.0
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the writer thread."""
         self._thread.start()
 
     def keep(self, found: Sequence[Storable]) -> None:

@@ -327,7 +327,7 @@ def _kinds(parts: list[str]) -> int:
 
 
 def kind_of(letter: str) -> str:
-    """Return the kind of a character: ``0`` for digits, ``a`` for small letters, ``A`` for others."""
+    """Return the kind of a character: ``0`` for digits, ``a`` for small letters, ``A`` for all others."""
     return "0" if letter.isdigit() else "a" if letter.islower() else "A"
 
 
@@ -423,8 +423,9 @@ def without_logins(text: str) -> str:
 
 
 def option_of(argv: Sequence[str], word: str) -> str | None:
-    """Return ``word`` with the password hidden that a program takes there, given the words ``argv`` before it; else
-    None.
+    """Return ``word`` with the password in it hidden, if a program takes a password there; else None.
+
+    ``argv``: words of the command line before ``word``.
     """
     if not argv:
         return None

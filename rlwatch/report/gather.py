@@ -116,7 +116,7 @@ def _bad(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One metric to draw.
+    """One metric that a post-mortem draws.
 
     ``name``: canonical name. ``unit``: its unit. ``known_as``: the trainer's name, if it differs. ``curve``: its
     values. ``baseline``: level of the healthy run, if known.

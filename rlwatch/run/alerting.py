@@ -62,7 +62,7 @@ class Alerting:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Alert rules of the run."""
+        """Alert rules that apply to the run."""
         return self.policy.rules
 
     def with_forecast(self, wanted: bool | None) -> Alerting:

@@ -285,7 +285,7 @@ class MachineThread:
         )
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that takes samples of the machine."""
         self._thread.start()
 
     def stop(self, deadline_s: float = 0.0) -> object:

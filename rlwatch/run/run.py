@@ -220,7 +220,7 @@ class Run:
         return _inert, (self.info, self.rank, self.world_size)
 
     def attach(self, engine: RunEngine) -> None:
-        """Begin to record with these parts; a run without them does nothing."""
+        """Begin to record with the parts in ``engine``; a run without them ignores all calls."""
         self._engine = engine
 
     def await_training(self, decide: Callable[[bool | None, int | None], None]) -> None:
@@ -282,7 +282,7 @@ class Run:
         return (self._engine is not None or self._undecided is not None) and not self._ended
 
     def link(self, link: Link) -> None:
-        """Use this connection to the other ranks; see :func:`rlwatch.run.ranks.join`."""
+        """Use ``link`` as this rank's connection to the other ranks; see :func:`rlwatch.run.ranks.join`."""
         self._link = link
 
     @property
@@ -532,7 +532,7 @@ class Run:
             self._link = None
 
     def lose_forked(self) -> None:
-        """Count a record that a forked child process logs to its parent's run: it is lost; warn once."""
+        """Count as lost a record that a forked child process logs to its parent's run; warn once."""
         if self._forked and not self._ended:
             self.counters.warn("forked", FORKED)
 

@@ -343,7 +343,7 @@ class StallSink:
         """Do nothing: this sink takes no rows."""
 
     def tick(self) -> None:
-        """Check for a stall."""
+        """Check if a stage of the training step takes too long, and report a stall if so."""
         self._watch.look()
 
     def close(self) -> None:
