@@ -92,7 +92,7 @@ class BoardChart:
 
     ``ends``: range and scale of its axis for each view (linear or logarithmic, each with outliers cut and not), if the
     browser chooses; ``usual``: the range beyond which values are outliers. ``pin``: the text of a pinned chart
-    (``layouts.py``), ``columns`` wide; ``pair``: two charts in one; ``made``: computed from other metrics, so the
+    (``pinned.py``), ``columns`` wide; ``pair``: two charts in one; ``made``: computed from other metrics, so the
     browser cannot fetch its rows.
     """
 

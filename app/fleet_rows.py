@@ -107,7 +107,7 @@ COLUMNS: Mapping[str, FleetColumn] = {
     _titled("reward"): _number(REWARD),
     _titled("entropy"): _number("policy/entropy"),
     _titled("KL"): FleetColumn(
-        "right tight wide",
+        "right tight wide roomy",
         lambda entry, *_: table.text(fmt.number(kl(entry.vitals))),
         lambda members, _: table.text(mean_words([kl(entry.vitals) for entry in members])),
     ),
@@ -187,7 +187,7 @@ class FleetView:
         for name, kind in self._kinds():
             if kind is None:
                 labelled = name == REWARD and "reward" in self.columns
-                found.append(table.TableColumn("" if labelled else name, "tight" + (" wide" if labelled else "")))
+                found.append(table.TableColumn("" if labelled else name, "tight" + (" wide roomy" if labelled else "")))
             else:
                 found.append(self._head(name, kind.style))
         return found

@@ -7,7 +7,8 @@ from rlwatch.wording import Markup, el, joined
 __all__ = ["DARK_STYLE", "STYLE", "Markup", "el", "joined"]
 
 STYLE = """<style>
-[data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1500px; }
+[data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1760px; margin: 0; }
+@media (min-width: 641px) { [data-testid="stMainBlockContainer"] { padding-left: 1.5rem; padding-right: 1.5rem; } }
 [data-testid="stLayoutWrapper"]:has(> [data-testid="stVerticalBlock"]:empty) { display: none; }
 [data-testid="stElementContainer"]:has(.rl-who) { position: absolute; }
 .rl-who { position: fixed; top: 0; right: 4.5rem; height: 3.75rem; display: flex; align-items: center; gap: .35em;

@@ -29,9 +29,9 @@ NAME_LIMIT = 80
 class TableColumn:
     """A column of a table.
 
-    ``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow), ``lead`` (the
-    head of a card, on a phone). ``sort``: message sent by a click on its header (``""``: none); ``sorted``:
-    ``ascending`` or ``descending``.
+    ``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow), ``roomy``
+    (dropped when not wide), ``lead`` (the head of a card, on a phone). ``sort``: message sent by a click on its
+    header (``""``: none); ``sorted``: ``ascending`` or ``descending``.
     """
 
     label: str

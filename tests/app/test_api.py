@@ -1,6 +1,7 @@
 """The data endpoint: what it promises to scripts and pages, behind the gate and whatever is asked of it."""
 
 import asyncio
+import gzip
 import json
 import math
 import shutil
@@ -353,3 +354,13 @@ def test_a_stream_ends_with_its_session(store_dir):
     write_run(store_dir, steps=5)
 
     assert awaited(read(api.told_of(frozenset(), time.time() - 1), 5))[-2:] == ["event: over", "data: {}"]
+
+
+def test_the_scripts_of_all_pages_are_small():
+    """Compressed, with the drawing library: 300 kB at most, of which a browser keeps each file for a year."""
+    texts = [
+        *endpoint.modules().values(),
+        *((endpoint.HERE / name).read_text() for name in ("table.js", "response.js")),
+    ]
+    assert sum(len(gzip.compress(text.encode())) for text in texts) <= 300_000
+    assert sum(map(len, texts)) <= 1_000_000

@@ -6,7 +6,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from rlwatch.records import RunInfo, RunState, StepRecord
+from rlwatch.records import Finding, RunInfo, RunState, Severity, StepRecord
 from rlwatch.store.url import open_store
 
 pytestmark = pytest.mark.browser
@@ -87,6 +87,22 @@ def test_four_runs_are_ticked_sorted_grouped_and_compared(shared_app, page, shar
     page.get_by_role("button", name="Compare 4 runs").click()
     expect(page).to_have_url(re.compile(r"/compare\?runs=.*four-3"))
     expect(page.get_by_text("Settings that differ")).to_be_visible()
+
+
+def test_the_reason_is_in_sight_on_a_small_screen(shared_app, page, shared_store):
+    """Nothing is cut and nothing scrolls sideways; small curves leave first."""
+    sweep(shared_store, "small")
+    store = open_store(shared_store)
+    writer = store.open_run(RunInfo("small-lost", "small", "lost", "trl/grpo"))
+    writer.write([StepRecord(s, {"reward": s / 100, "kl": 0.1, "entropy": 1.0}, ts=time.time()) for s in range(1, 31)])
+    writer.write([Finding("d", "entropy_collapse", Severity.CRITICAL, 20, 15, "entropy fell from 0.8 to 0.05 nats")])
+    writer.close()
+    store.close()
+    page.set_viewport_size({"width": 1024, "height": 768})
+    page.goto(f"{shared_app}/?project=small")
+    expect(page.get_by_text("entropy fell").first).to_be_visible()
+    settled(page)
+    assert page.locator(".rlwatch-table").evaluate("node => node.scrollWidth - node.clientWidth") <= 0
 
 
 def test_a_phone_gets_cards_that_fit(shared_app, page, shared_store):
