@@ -42,7 +42,7 @@ from rlwatch.ports import Store
 from rlwatch.records import SpikeBatch
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.postgres.shipping import sync
+from rlwatch.store.postgres.spool import sync
 from rlwatch.store.url import open_store
 
 IN_A_PROCESS = 10

@@ -225,7 +225,7 @@ def sync(
     ] = None,
 ) -> None:
     """Send records that killed trainers left on this machine's disk to their PostgreSQL store."""
-    from rlwatch.store.postgres.shipping import sync as ship_all
+    from rlwatch.store.postgres.spool import sync as ship_all
     from rlwatch.store.sqlite.shared import local_base
 
     place = directory or local_base()

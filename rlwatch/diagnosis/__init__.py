@@ -1,11 +1,10 @@
 """Diagnosis of a run: from findings (detected problems) to likely causes, and from causes to recommended actions."""
 
-from rlwatch.diagnosis.actions import Action, Advice, Strength, advice, kinds
 from rlwatch.diagnosis.diagnose import Cause, Confidence, Diagnosis, Evidence, Nature, diagnose
 from rlwatch.diagnosis.footprints import TRACKED, KnobTracker
 from rlwatch.diagnosis.mismatch_causes import AROUND
 from rlwatch.diagnosis.signs import row_steps
-from rlwatch.diagnosis.suspects import config_turns
+from rlwatch.diagnosis.suspects import Action, Advice, Strength, advice, config_turns, kinds
 from rlwatch.diagnosis.turns import ChangeSource, KnobChange
 
 __all__ = [

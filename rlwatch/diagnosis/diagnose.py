@@ -13,11 +13,21 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlwatch import catalogue
-from rlwatch.diagnosis.actions import RESET, Action, advice
+from rlwatch.diagnosis.footprints import guesses
 from rlwatch.diagnosis.mismatch_causes import ENGINE, FIRST_ACTIONS, MismatchCause, cause_of, wanted
-from rlwatch.diagnosis.movements import guesses
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
-from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, event_turns, knob_of, suspects, trouble_of
+from rlwatch.diagnosis.suspects import (
+    RESET,
+    SOME,
+    Action,
+    Suspect,
+    Trouble,
+    advice,
+    event_turns,
+    knob_of,
+    suspects,
+    trouble_of,
+)
 from rlwatch.diagnosis.turns import ChangeSource, KnobChange
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
 from rlwatch.wording import number

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from rlwatch.gradloc.direction import Direction, displaced, tangent
 from rlwatch.gradloc.distributed import Alone, World, sharded_modules
-from rlwatch.gradloc.gradients import beside_training
-from rlwatch.gradloc.passes import LossPass, Outputs, RecordedPasses
+from rlwatch.gradloc.passes import LossPass, Outputs, RecordedPasses, beside_training
 from rlwatch.gradloc.report import Method, NotLocalised
 from rlwatch.gradloc.rerun import FirstChoice, differentiable_kernels, rerunning, routed, tried
 

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from rlwatch.gradloc.distributed import Alone, World
-from rlwatch.gradloc.gradients import beside_training, gradients_of, run_again
-from rlwatch.gradloc.passes import LossPass, RecordedPasses
+from rlwatch.gradloc.passes import LossPass, RecordedPasses, beside_training, gradients_of, run_again
 from rlwatch.gradloc.report import NotLocalised, TokenAt
 from rlwatch.gradloc.rerun import tried
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlwatch.gradloc.gradients import run_again
-from rlwatch.gradloc.passes import LossPass, RecordedPasses
+from rlwatch.gradloc.passes import LossPass, RecordedPasses, run_again
 from rlwatch.tensors.degeneration import id0_share
 from rlwatch.tensors.transfer import moved
 

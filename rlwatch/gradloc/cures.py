@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from rlwatch.gradloc.culprits import HostPass
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import World, reshard, sharded_modules
-from rlwatch.gradloc.gradients import beside_training, run_again
 from rlwatch.gradloc.loss_form import COLUMNS
-from rlwatch.gradloc.passes import LossPass, RecordedPasses
+from rlwatch.gradloc.passes import LossPass, RecordedPasses, beside_training, run_again
 from rlwatch.gradloc.report import Cure
 from rlwatch.gradloc.rerun import tried
 from rlwatch.tensors.gradnorm import shard_of

@@ -26,8 +26,7 @@ from rlwatch.gradloc.broken import (
     first_index,
 )
 from rlwatch.gradloc.distributed import Alone, World, gather_plain
-from rlwatch.gradloc.gradients import beside_training
-from rlwatch.gradloc.passes import LossPass, RecordedPasses
+from rlwatch.gradloc.passes import LossPass, RecordedPasses, beside_training
 from rlwatch.gradloc.report import MOST_TOKENS, Cost, NonfiniteTrace, Origin, TensorKind, TokenAt
 from rlwatch.tensors.gradnorm import layer_of
 

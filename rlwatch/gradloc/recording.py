@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.gradloc.attribution import attribute
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.gradients import run_again
-from rlwatch.gradloc.passes import LossPass, Outputs, RandomState, RecordedPasses
+from rlwatch.gradloc.passes import LossPass, Outputs, RandomState, RecordedPasses, run_again
 from rlwatch.gradloc.report import Culprit, Localisation, NotLocalised, TokenAt
 from rlwatch.gradloc.verification import verify
 from rlwatch.tensors.tokens import TokenBatch

@@ -21,8 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from rlwatch.gradloc.distributed import Alone, World
-from rlwatch.gradloc.gradients import Weights, beside_training, gradients_of, run_again
-from rlwatch.gradloc.passes import LossPass, Outputs, RecordedPasses, Undivided
+from rlwatch.gradloc.passes import (
+    LossPass,
+    Outputs,
+    RecordedPasses,
+    Undivided,
+    Weights,
+    beside_training,
+    gradients_of,
+    run_again,
+)
 from rlwatch.gradloc.report import OwnGradient, TokenAt
 from rlwatch.gradloc.rerun import Draws, tried
 

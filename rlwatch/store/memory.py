@@ -17,7 +17,7 @@ from rlwatch.errors import RunLockedError, RunNotFoundError
 from rlwatch.ports import RunWriter, Topic
 from rlwatch.records import Event, Purge, RunEdit, RunInfo, StepRecord
 from rlwatch.store import check_run_id
-from rlwatch.store.sqlite import forking, runrow, schema
+from rlwatch.store.sqlite import connection, runrow, schema
 from rlwatch.store.sqlite.connection import explained
 from rlwatch.store.sqlite.control import ControlTables
 from rlwatch.store.sqlite.curating import CurationTables, keep_purge, purge_of, read_edits
@@ -27,7 +27,7 @@ from rlwatch.store.sqlite.writer import Appender
 
 
 def _tables() -> sqlite3.Connection:
-    return forking.connect(":memory:", isolation_level=None, check_same_thread=False)
+    return connection.connect(":memory:", isolation_level=None, check_same_thread=False)
 
 
 @dataclass

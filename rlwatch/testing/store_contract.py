@@ -33,10 +33,9 @@ from rlwatch.records import (
     Severity,
     Silence,
 )
-from rlwatch.testing.store_curation_contract import CurationContract
+from rlwatch.testing.store_curation_contract import CurationContract, PeopleContract
 from rlwatch.testing.store_data_contract import ReadingContract, ValuesContract
 from rlwatch.testing.store_fields_contract import FieldsContract
-from rlwatch.testing.store_people_contract import PeopleContract
 from rlwatch.testing.store_run_contract import (
     BranchContract,
     ForecastContract,

@@ -6,9 +6,9 @@ import statistics
 import pytest
 from exact_runs import always, exact, swinging, then, when
 
+from rlwatch.detectors.base import _variance
 from rlwatch.detectors.reward.plateau import Plateau
 from rlwatch.detectors.reward.reward_parts import RewardParts
-from rlwatch.detectors.standing import _variance
 from rlwatch.metrics import canonicalise, resolve
 from rlwatch.records import ClosedStep, Event
 

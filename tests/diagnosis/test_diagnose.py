@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlwatch import catalogue
 from rlwatch.diagnosis import Confidence, Nature, diagnose, kinds
-from rlwatch.diagnosis.actions import RESET
+from rlwatch.diagnosis.suspects import RESET
 from rlwatch.records import CRASH_FORECAST, LOCALISED
 
 MISMATCH = [found("mismatch_growth", 412), found("entropy_collapse", 455), found("reward_drop", 498)]

@@ -7,7 +7,7 @@ from playbook_options import actions
 
 from rlwatch import catalogue
 from rlwatch.diagnosis import Strength, advice, kinds
-from rlwatch.diagnosis.actions import RESET
+from rlwatch.diagnosis.suspects import RESET
 from rlwatch.errors import ConfigError
 
 BOOK = catalogue.kinds()

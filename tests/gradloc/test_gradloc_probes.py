@@ -12,7 +12,7 @@ from rlwatch.gradloc.attribution import METHODS, attribute
 from rlwatch.gradloc.bisection import BudgetSpent, Probes, TokenSet, follow_larger
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Alone
-from rlwatch.gradloc.gradients import beside_training
+from rlwatch.gradloc.passes import beside_training
 
 
 def token(index, *, microbatch=0, rank=0):

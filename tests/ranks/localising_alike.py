@@ -13,7 +13,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from training import resharded, whole
 
-from rlwatch.gradloc import direction, gradients
+from rlwatch.gradloc import direction
+from rlwatch.gradloc import passes as gradient_passes
 from rlwatch.gradloc.distributed import Processes
 from rlwatch.gradloc.report import NotLocalised
 
@@ -85,7 +86,7 @@ def inner(model):
 @contextmanager
 def never_resharded():
     """As if looking did not mind what FSDP2 left gathered."""
-    modules = (direction, gradients)
+    modules = (direction, gradient_passes)
     before = [module.reshard for module in modules]
     try:
         for module in modules:

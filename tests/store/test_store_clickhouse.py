@@ -20,7 +20,7 @@ from rlwatch.store.clickhouse.address import read_place
 from rlwatch.store.clickhouse.carrier import BULK
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.postgres.shipping import sync
+from rlwatch.store.postgres.spool import sync
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_contract import StoreContract
 from rlwatch.testing.store_data_contract import ReadingContract

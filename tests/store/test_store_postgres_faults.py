@@ -17,7 +17,7 @@ from rlwatch.ports import Progress
 from rlwatch.records import Event, Finding, RunInfo, RunState, Severity, SpikeBatch, StepRecord
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.postgres.shipping import sync
+from rlwatch.store.postgres.spool import sync
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_run_contract import fill, forecast, steps
 

@@ -16,8 +16,7 @@ from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, StoreF
 from rlwatch.records import RunInfo, StepRecord
 from rlwatch.store.sqlite import schema
 from rlwatch.store.sqlite.connection import open_reader, open_writer
-from rlwatch.store.sqlite.layout import RunFiles, touch_private
-from rlwatch.store.sqlite.ownership import RunLock
+from rlwatch.store.sqlite.layout import RunFiles, RunLock, touch_private
 from rlwatch.store.sqlite.schema import Migration, transaction
 from rlwatch.store.sqlite.shared import put_in_place
 from rlwatch.store.url import open_store

@@ -13,7 +13,7 @@ from rlwatch.tensors.mismatch import DISTANT, response_divergence_stats
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.responses import ResponseBatch, observe_responses
 from rlwatch.tensors.tokens import TokenBatch
-from rlwatch.tensors.update_size import UpdateSample
+from rlwatch.tensors.weight_gap import UpdateSample
 
 pytestmark = pytest.mark.torch
 D = torch.float64

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.standing import STILL, SeriesHistory
+from rlwatch.detectors.base import STILL, BaseDetector, SeriesHistory, finite, rounded
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, members, rounded
-from rlwatch.detectors.standing import STILL, SeriesHistory
+from rlwatch.detectors.base import STILL, BaseDetector, SeriesHistory, finite, members, rounded
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number

@@ -33,7 +33,7 @@ from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import freed
-from rlwatch.tensors.update_size import UpdateSample
+from rlwatch.tensors.weight_gap import UpdateSample
 
 UPDATE_TAP = "size of the update"
 AGREEMENT_TAP = "gradients of micro-batches"

@@ -24,7 +24,7 @@ from rlwatch.tensors.grad_agreement import GradientTrail
 from rlwatch.tensors.gradnorm import GradNorms
 from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
-from rlwatch.tensors.update_size import UpdateSample
+from rlwatch.tensors.weight_gap import UpdateSample
 
 UPDATE_TAP = "size of the update"
 AGREEMENT_TAP = "gradients of micro-batches"

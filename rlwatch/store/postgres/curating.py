@@ -11,9 +11,9 @@ from rlwatch.ports import Bulk
 from rlwatch.records import Purge, RunEdit, RunInfo
 from rlwatch.store.fields import PURGE
 from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.copying import add, plain
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import lock_of, locked
+from rlwatch.store.postgres.rows import add, plain
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.curating import curated, edit_body, edit_of, purge_of
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from psycopg import errors, sql
 
 from rlwatch.errors import ConfigError, StoreError
-from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.failures import explained
+from rlwatch.store.postgres.connection import Connection, explained
 from rlwatch.store.postgres.server import Server
 
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,39}")

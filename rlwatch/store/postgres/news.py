@@ -12,8 +12,7 @@ import psycopg
 from rlwatch.errors import StoreError
 from rlwatch.ports import Topic
 from rlwatch.store.postgres.address import PostgresAddress
-from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.failures import explained
+from rlwatch.store.postgres.connection import Connection, explained
 from rlwatch.store.postgres.server import Server
 
 AGAIN_S, ECHO_S, ECHO_EVERY_S = 10.0, 5.0, 30.0

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from rlwatch.errors import RunLockedError, StoreBusyError
 from rlwatch.store.postgres.address import PostgresAddress
 from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.postgres.copying import plain
-from rlwatch.store.sqlite.ownership import is_gone
+from rlwatch.store.postgres.rows import plain
+from rlwatch.store.sqlite.layout import is_gone
 
 AMENDED_S, LET_GO_S = 30.0, 5.0
 """Seconds that a new attempt waits for a process that completes what the last attempt left, and for the server to

@@ -12,7 +12,7 @@ from rlwatch.ports import Checkpoint
 from rlwatch.records import JSON, RunInfo, RunState
 from rlwatch.store.fields import RUN, dumps, loads
 from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.postgres.copying import plain
+from rlwatch.store.postgres.rows import plain
 from rlwatch.store.sqlite.journal import JournalPosition
 from rlwatch.store.sqlite.runrow import outdated, resumed
 

@@ -14,7 +14,7 @@ from rlwatch.ports import Series
 from rlwatch.store.fields import loads
 from rlwatch.store.postgres.carrier import RowRange, SeriesBackend, SeriesPart
 from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.copying import copy_rows
+from rlwatch.store.postgres.rows import copy_rows
 from rlwatch.store.sqlite.blocks import pack_axis, unpack_axis
 
 ROWS = 1024

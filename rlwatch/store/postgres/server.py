@@ -23,10 +23,17 @@ from rlwatch.errors import StoreError
 from rlwatch.store.postgres import migrations
 from rlwatch.store.postgres.address import PostgresAddress
 from rlwatch.store.postgres.carrier import SeriesBackend
-from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.postgres.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, UnreachableError, explained, refusal
+from rlwatch.store.postgres.connection import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Connection,
+    Row,
+    UnreachableError,
+    explained,
+    refusal,
+)
 from rlwatch.store.postgres.tables import Tables
-from rlwatch.store.sqlite.ownership import keep_forever
+from rlwatch.store.sqlite.layout import keep_forever
 
 MOST_IDLE = 8
 FRESH_S = 2.0

@@ -8,12 +8,11 @@ from dataclasses import replace
 from rlwatch.ports import Progress, Storable
 from rlwatch.records import CompletionBatch, RunInfo, RunState, SpikeBatch
 from rlwatch.store.postgres import spool
-from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.failures import UnreachableError
+from rlwatch.store.postgres.connection import Connection, UnreachableError
 from rlwatch.store.postgres.ownership import lock_of, locked
 from rlwatch.store.postgres.rows import CopiedBatch
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.postgres.shipping import begun
+from rlwatch.store.postgres.spool import begun
 from rlwatch.store.postgres.writer import PostgresWriter, new_name, ship_left
 from rlwatch.store.sqlite.journal import JournalPosition
 

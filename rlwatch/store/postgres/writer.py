@@ -18,17 +18,15 @@ from rlwatch.records import Finding, RunInfo, RunState
 from rlwatch.store.fields import RUN
 from rlwatch.store.postgres import runrow, spool
 from rlwatch.store.postgres.carrier import Shipment
-from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.copying import plain
-from rlwatch.store.postgres.failures import UnreachableError, explained
+from rlwatch.store.postgres.connection import Connection, UnreachableError, explained
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import amending, holders_of, lock_of, lock_patiently, locked
-from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers
+from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers, plain
 from rlwatch.store.postgres.series import Chunking, metric_sets
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.postgres.shipping import ship
+from rlwatch.store.postgres.spool import ship
 from rlwatch.store.sqlite.journal import JournalPosition
-from rlwatch.store.sqlite.ownership import belongs_here, keep_forever, this_process
+from rlwatch.store.sqlite.layout import belongs_here, keep_forever, this_process
 from rlwatch.store.sqlite.rows import MetricSets, packing
 
 logger = logging.getLogger("rlwatch")

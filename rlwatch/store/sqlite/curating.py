@@ -14,8 +14,7 @@ from rlwatch.errors import ControlUnavailableError, StoreError
 from rlwatch.ports import Bulk
 from rlwatch.records import Curation, Purge, RunEdit, RunInfo
 from rlwatch.store.fields import PURGE, dumps, loads, plain
-from rlwatch.store.sqlite.extra import extra_of, merge_extra
-from rlwatch.store.sqlite.schema import transaction
+from rlwatch.store.sqlite.schema import extra_of, merge_extra, transaction
 
 _COLUMNS = frozenset(("run_id", "by", "at"))
 

@@ -24,7 +24,7 @@ from rlwatch.store.sqlite import control as alert_rows
 from rlwatch.store.sqlite.control import ControlTables
 from rlwatch.store.sqlite.curating import CurationTables, curated, keep_purge, purge_of, read_edits, remove_bulk
 from rlwatch.store.sqlite.filenews import FileNews
-from rlwatch.store.sqlite.ownership import RunLock
+from rlwatch.store.sqlite.layout import RunLock
 from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.run_index import RunsAtRest, Unchanged, copied, stamp_of
 from rlwatch.store.sqlite.writer import FileWriter, amend_files, for_good, open_files, recover

@@ -34,8 +34,8 @@ from rlwatch.store.fields import EVENT, FINDING, FORECAST, RECORD, loads
 from rlwatch.store.sqlite import runrow
 from rlwatch.store.sqlite.blocks import Block, blocked_sets, blocks_of
 from rlwatch.store.sqlite.curating import curated
-from rlwatch.store.sqlite.extra import Extra, extra_of
 from rlwatch.store.sqlite.rows import packing, unpack_batch
+from rlwatch.store.sqlite.schema import Extra, extra_of
 from rlwatch.store.sqlite.series import (
     SeriesQuery,
     metric_sets,

@@ -29,7 +29,7 @@ from rlwatch.records import (
     StepRecord,
 )
 from rlwatch.store.fields import EVENT, FINDING, FORECAST, RECORD, dumps, loads, plain, whole  # noqa: F401
-from rlwatch.store.sqlite.extra import put_extra
+from rlwatch.store.sqlite.schema import put_extra
 
 if TYPE_CHECKING:
     import numpy as np

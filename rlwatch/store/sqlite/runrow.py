@@ -13,9 +13,8 @@ from rlwatch.errors import StoreCorruptError
 from rlwatch.ports import Checkpoint
 from rlwatch.records import JSON, RunInfo, RunState
 from rlwatch.store.fields import RUN, dumps, loads, plain
-from rlwatch.store.sqlite.extra import extra_of, merge_extra
 from rlwatch.store.sqlite.journal import JournalPosition
-from rlwatch.store.sqlite.schema import transaction
+from rlwatch.store.sqlite.schema import extra_of, merge_extra, transaction
 
 _READ = RUN.select()
 _WRITE = RUN.insert("?", "id", doing="INSERT OR REPLACE")

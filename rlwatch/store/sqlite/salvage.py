@@ -19,10 +19,9 @@ from rlwatch.records import Event, RunInfo, StepRecord
 from rlwatch.store.sqlite import runrow
 from rlwatch.store.sqlite.blocks import forget_incomplete
 from rlwatch.store.sqlite.connection import connected, explained, open_reader
-from rlwatch.store.sqlite.extra import make_extra
 from rlwatch.store.sqlite.layout import RunFiles, files_in, is_there, size_of
 from rlwatch.store.sqlite.reading import read_events, read_records
-from rlwatch.store.sqlite.schema import transaction
+from rlwatch.store.sqlite.schema import make_extra, transaction
 from rlwatch.store.sqlite.series import metric_sets
 
 _log = logging.getLogger("rlwatch")

@@ -38,22 +38,21 @@ from rlwatch.records import (
     RunState,
     Silence,
 )
-from rlwatch.store.sqlite import connection, forking, layout, runrow
+from rlwatch.store.sqlite import connection, layout, runrow
 from rlwatch.store.sqlite.connection import Opened, explained, open_immutable, open_reader
 from rlwatch.store.sqlite.curating import NoCuration
-from rlwatch.store.sqlite.filecommands import FileCommands
 from rlwatch.store.sqlite.filenews import FileNews
 from rlwatch.store.sqlite.filestore import FileStore
 from rlwatch.store.sqlite.layout import (
     RunFiles,
+    RunLock,
     existing_files,
     make_private,
     network_file_system,
     touch_private,
     writing_to,
 )
-from rlwatch.store.sqlite.nodefiles import NodeFiles, gathered, records_of, words_of
-from rlwatch.store.sqlite.ownership import RunLock
+from rlwatch.store.sqlite.nodefiles import FileCommands, NodeFiles, gathered, records_of, words_of
 from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.writer import FileWriter, open_files
 
@@ -418,7 +417,7 @@ def publish(db: sqlite3.Connection, local: RunFiles, shared: RunFiles) -> None:
     """Copy the database ``db`` into the shared directory. Readers see the old file or the new one, never a part."""
     made = local.directory / ".run.db.snapshot"
     touch_private(made)
-    with explained(str(made)), closing(forking.connect(made, isolation_level=None)) as copy:
+    with explained(str(made)), closing(connection.connect(made, isolation_level=None)) as copy:
         db.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")  # until then the copy's header has the mode "log"
     put_in_place(made, shared.run)

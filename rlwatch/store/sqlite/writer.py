@@ -19,7 +19,7 @@ from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, StoreF
 from rlwatch.ports import Item, Progress, Storable
 from rlwatch.ports import Journal as JournalPort
 from rlwatch.records import RunInfo, RunState
-from rlwatch.store.sqlite import forking, runrow, schema
+from rlwatch.store.sqlite import connection, runrow, schema
 from rlwatch.store.sqlite.blocks import Blocks
 from rlwatch.store.sqlite.connection import explained, open_writer
 from rlwatch.store.sqlite.journal import (
@@ -33,13 +33,15 @@ from rlwatch.store.sqlite.journal import (
 )
 from rlwatch.store.sqlite.layout import (
     RunFiles,
+    RunLock,
+    belongs_here,
     has_journal,
     is_there,
+    keep_forever,
     make_private,
     touch_private,
     writing_to,
 )
-from rlwatch.store.sqlite.ownership import RunLock, belongs_here, keep_forever
 from rlwatch.store.sqlite.rows import Batch, MetricSets, packing
 from rlwatch.store.sqlite.salvage import described_by_files, moments_of, poured, set_aside, unusable
 from rlwatch.store.sqlite.schema import migrate, transaction
@@ -449,7 +451,7 @@ def _create(
         for leftover in (files.unborn, Path(f"{files.unborn}-journal")):
             leftover.unlink(missing_ok=True)
     touch_private(files.unborn)
-    with explained(str(files.unborn)), closing(forking.connect(files.unborn, isolation_level=None)) as db:
+    with explained(str(files.unborn)), closing(connection.connect(files.unborn, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
         migrate(db, schema.RUN_TABLES, str(files.unborn))
         begun = fill(db)

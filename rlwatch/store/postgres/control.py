@@ -4,28 +4,130 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from psycopg import Rollback
 
+from rlwatch.clock import Clock
+from rlwatch.errors import RunNotFoundError, StoreBusyError, StoreError
 from rlwatch.ports import Composer
 from rlwatch.records import (
     Acknowledgement,
     Alert,
+    AuditEntry,
+    Command,
+    CommandStatus,
+    ForecastAnswer,
     Ledger,
     OutboxMessage,
+    Silence,
 )
-from rlwatch.store.fields import ACKNOWLEDGEMENT, ALERT, MESSAGE
-from rlwatch.store.postgres.annotations import People, shown
-from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.copying import add, found, plain, put, record_of
-from rlwatch.store.postgres.failures import explained
+from rlwatch.store.fields import ACKNOWLEDGEMENT, ALERT, AUDIT, COMMAND, MESSAGE, SILENCE, FieldTable
+from rlwatch.store.postgres.connection import Connection, explained
+from rlwatch.store.postgres.curating import edits_of
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import exclusive, wait_for
-from rlwatch.store.sqlite.ownership import is_gone, this_process
+from rlwatch.store.postgres.rows import add, found, plain, put, record_of
+from rlwatch.store.postgres.runrow import load
+from rlwatch.store.postgres.server import Server
+from rlwatch.store.sqlite.curating import curated
+from rlwatch.store.sqlite.layout import is_gone, this_process
+
+# Store silences, audit entries and answers to forecasts in PostgreSQL; implements ``AnswerStore``, in part
+# ``AlertStore``.
+
+Opened = AbstractContextManager[Connection]
+_ANSWER = FieldTable(
+    ForecastAnswer,
+    "forecast_answer",
+    "attempt step is_right answered_by why at",
+    renamed={"is_right": "right", "answered_by": "by"},
+)
+
+
+class People(ABC):
+    """Part of a store that holds silences, the audit and answers to forecasts. Subclasses open the transactions."""
+
+    _clock: Clock
+    server: Server
+
+    @abstractmethod
+    def _reading(self) -> AbstractContextManager[Connection | None]:
+        """Open the tables for reading; None if there are none yet."""
+
+    @abstractmethod
+    def snapshot(self, run_id: str) -> Opened:
+        """Give a connection with a read-only snapshot, if the run exists. Raises ``RunNotFoundError``."""
+
+    @abstractmethod
+    def _changing(self, run_id: str) -> Opened:
+        """Open a transaction on a run that exists. Raises ``RunNotFoundError``."""
+
+    @contextmanager
+    def _looking(self, run_id: str | None) -> Iterator[Connection | None]:
+        with self._reading() if run_id is None else self.snapshot(run_id) as db:
+            yield db
+
+    def put_silence(self, silence: Silence) -> None:
+        """Store the silence, which mutes alerts of the whole store, in place of an earlier one with the same id."""
+        with self.server.writing() as db:
+            tell(db, self.server.address, "pages", "")
+            put(db, SILENCE, silence, key="silence_id")
+
+    def silences(self) -> list[Silence]:
+        """Return all silences of the store, oldest first, including expired ones."""
+        with self._reading() as db:
+            if db is None:
+                return []
+            rows = db.execute(SILENCE.select("ORDER BY id", "extra").encode())
+            return [SILENCE.record(row, extra) for extra, *row in rows]
+
+    def put_entry(self, entry: AuditEntry) -> None:
+        """Add the entry to the store's audit, unless an entry with the same id is there."""
+        with self.server.writing() as db:
+            tell(db, self.server.address, "pages", entry.run_id)
+            add(db, AUDIT, entry)
+
+    def audit(self, run_id: str | None = None) -> list[AuditEntry]:
+        """Return people's actions and annotations (about one run, or about all), oldest first."""
+        with self._reading() as db:
+            if db is None:
+                return []
+            which = AUDIT.select("WHERE %(run)s::text IS NULL OR run = %(run)s ORDER BY id", "extra")
+            rows = db.execute(which.encode(), {"run": run_id})
+            return [AUDIT.record(row, extra) for extra, *row in rows]
+
+    def answer_forecast(self, answer: ForecastAnswer) -> None:
+        """Store a user's answer to a forecast, in place of an earlier one about the same attempt and step."""
+        with self._changing(answer.run_id) as db:
+            put(db, _ANSWER, answer, key="run_id, attempt, step", run_id=answer.run_id)
+
+    def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
+        """Return users' answers to forecasts of one run, or of all runs, ordered by run, attempt and step."""
+        with self._looking(run_id) as db:
+            if db is None:
+                return []
+            which = "WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY run_id, attempt, step"
+            return shown(db, run_id, list(found(db, _ANSWER, which, {"run": run_id})))
+
+
+_Of = TypeVar("_Of", Alert, OutboxMessage, Acknowledgement, ForecastAnswer)
+
+
+def shown(db: Connection, run_id: str | None, everything: list[_Of]) -> list[_Of]:
+    """Return ``everything`` without the entries of deleted runs, if all runs were asked for (``run_id`` None)."""
+    edits = {} if run_id is not None else edits_of(db, None)
+    erased = [of for of, changes in edits.items() if any(edit.deleted for edit in changes)]
+    if not erased:
+        return everything
+    runs = [curated(run, edits[run.run_id]) for of in erased if (run := load(db, of)) is not None]
+    hidden = {run.run_id for run in runs if run.curation.deleted}
+    return [one for one in everything if one.run_id not in hidden]
+
 
 _MESSAGE = ", ".join(("run_id", "extra", *MESSAGE.columns))
 _OF_RUN = "WHERE %(run)s::text IS NULL OR run_id = %(run)s"
@@ -251,3 +353,120 @@ def _messages(db: Connection, run_id: str | None) -> list[OutboxMessage]:
 
 def _acknowledgements(db: Connection, run_id: str | None) -> list[Acknowledgement]:
     return list(found(db, ACKNOWLEDGEMENT, f"{_OF_RUN} ORDER BY id", {"run": run_id}))
+
+
+# Store commands to trainers as rows of PostgreSQL; implements ``CommandStore``.
+
+_COMMAND = ", ".join(("run_id", "extra", *COMMAND.columns))
+_ANSWERS = tuple(status for status in CommandStatus if not status.open)
+
+
+class CommandQueries(ABC):
+    """Part of a store that holds people's commands to live runs. Subclasses open the transactions."""
+
+    server: Server
+    url: str
+
+    @abstractmethod
+    def snapshot(self, run_id: str) -> AbstractContextManager[Connection]:
+        """Give a connection with a read-only snapshot, if the run exists. Raises ``RunNotFoundError``."""
+
+    @abstractmethod
+    def _changing(self, run_id: str) -> AbstractContextManager[Connection]:
+        """Open a transaction on a run that exists. Raises ``RunNotFoundError``."""
+
+    def submit(self, command: Command) -> Command:
+        """Store a command for a run; return it, or the stored one that has the same id or idempotency key.
+
+        Raises ``RunNotFoundError``, and ``StoreBusyError`` if another process is storing the same command.
+        """
+        key = plain(command.idempotency_key)
+        with self._changing(command.run_id) as db:
+            add(db, COMMAND, command, run_id=command.run_id)
+            tell(db, self.server.address, "commands", command.run_id)
+            same = """WHERE run_id = %s AND (command_id = %s OR (idempotency_key = %s AND idempotency_key <> ''))
+                ORDER BY id LIMIT 1"""
+            kept = list(found(db, COMMAND, same, (command.run_id, command.command_id, key)))
+        if not kept:  # inserted by another transaction that is not over: never with READ COMMITTED
+            raise StoreBusyError(f"command {command.command_id!r} is being sent by another process; try again")
+        return kept[0]
+
+    def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
+        """Return the run's commands, oldest first; if ``status`` is given, only those in that status."""
+        with self.snapshot(run_id) as db:
+            which = "WHERE run_id = %s AND (%s::text IS NULL OR status = %s) ORDER BY id"
+            return list(found(db, COMMAND, which, (run_id, status, status)))
+
+    def claim(self, run_id: str, now: float) -> list[Command]:
+        """Expire the run's queued commands that are overdue at ``now`` (Unix seconds); claim and return the others.
+
+        Rows are locked, so that each command is claimed by one process. Raises ``RunNotFoundError``.
+        """
+        late = "expires_at > 0 AND expires_at <= %(now)s"
+        queued = "FROM command WHERE run_id = %(run)s AND status = 'queued'"
+        with self.server.connection() as db:
+            known = (
+                db.made
+                and db.execute(
+                    f"SELECT EXISTS (SELECT 1 {queued}) FROM run WHERE run_id = %(run)s", {"run": run_id}
+                ).fetchone()
+            )
+            if not known:
+                raise RunNotFoundError(f"no run {run_id!r} in {self.url}; `rlwatch runs` lists what there is")
+            if not known[0]:
+                return []
+            with db.transaction():
+                rows = db.execute(
+                    f"""UPDATE command SET
+                        status = CASE WHEN {late} THEN 'expired' ELSE 'claimed' END,
+                        claimed_at = CASE WHEN {late} THEN claimed_at ELSE %(now)s END,
+                        finished_at = CASE WHEN {late} THEN %(now)s END
+                        WHERE run_id = %(run)s AND status = 'queued' RETURNING id, {_COMMAND}""",
+                    {"run": run_id, "now": float(now)},
+                ).fetchall()
+        taken = [record_of(COMMAND, row[1:]) for row in sorted(rows, key=lambda row: row[0])]
+        return [command for command in taken if command.status is CommandStatus.CLAIMED]
+
+    def settle(
+        self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
+    ) -> Command:
+        """Store the final ``status`` and ``result`` of a claimed command; the first answer stays and is returned.
+
+        ``now``: Unix seconds. ``step``: training step at which the command was done, or None. Raises ``StoreError`` for
+        a status that is not final, an unclaimed command, or an unknown id.
+        """
+        if status not in _ANSWERS:
+            answers = ", ".join(answer.value for answer in _ANSWERS)
+            raise StoreError(f"a command is settled as one of {answers}, not as {status.value!r}")
+        with self._changing(run_id) as db:
+            db.execute(
+                "UPDATE command SET status = %s, finished_at = %s, finished_step = %s, result = %s "
+                "WHERE run_id = %s AND command_id = %s AND status IN ('claimed', 'cancelling')",
+                (status.value, now, step, plain(result), run_id, command_id),
+            )
+            tell(db, self.server.address, "commands", run_id)
+            command = _known_command(db, run_id, command_id)
+        if command.status is CommandStatus.QUEUED:
+            raise StoreError(f"command {command_id!r} is still queued: claim it before settling it")
+        return command
+
+    def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
+        """Cancel a queued command, or request the process that claimed it to abandon it; return the command as stored.
+
+        ``now``: Unix seconds. ``result``: the reason. Raises ``StoreError`` if there is no such command.
+        """
+        with self._changing(run_id) as db:
+            db.execute(
+                "UPDATE command SET finished_at = CASE status WHEN 'queued' THEN %s::float8 END, result = %s, "
+                "status = CASE status WHEN 'queued' THEN 'cancelled' ELSE 'cancelling' END "
+                "WHERE run_id = %s AND command_id = %s AND status IN ('queued', 'claimed')",
+                (now, plain(result), run_id, command_id),
+            )
+            tell(db, self.server.address, "commands", run_id)
+            return _known_command(db, run_id, command_id)
+
+
+def _known_command(db: Connection, run_id: str, command_id: str) -> Command:
+    for command in found(db, COMMAND, "WHERE run_id = %s AND command_id = %s", (run_id, command_id)):
+        return command
+    raise StoreError(f"run {run_id!r} has no command {command_id!r}")
