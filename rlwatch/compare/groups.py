@@ -15,7 +15,7 @@ from rlwatch.wording import nearest, number, plural
 
 MOST_LISTED = 5
 EARLY = 0.8
-"""Share of the longest run below which another run counts as ending early."""
+"""Share of the longest run's length below which another run of the group counts as ending early."""
 _SEED = re.compile(r"(?:[-_ ./](?:seed|s)[-_ =]?)?\d+$")
 _OF_A_SEED = re.compile(r"(?:^|[._])(?:seed|data_seed|run_name|output_dir|logging_dir)$")
 

@@ -25,15 +25,17 @@ ALPHA = 0.05
 MOST_EXACT = 20_000
 """Number of labellings (assignments of runs to the two groups) up to which all are tried."""
 SAMPLED = 10_000
-"""Number of random labellings that are tried if there are more."""
+"""Number of random labellings (assignments of runs to the two groups) that are tried if there are too many to try
+all.
+"""
 MOST_PLACES = 400
-"""Most places of a curve; longer curves are averaged in blocks of rows."""
+"""Most places on the axis that a curve has in the test; longer curves are averaged in blocks of rows."""
 WINDOW = 20
 """Number of windows in a curve: a difference shorter than a window does not count."""
 AROUND = 4
 """Windows over which the spread of the seeds is averaged: three seeds at one place give a poor estimate."""
 AT_ONCE = 1 << 22
-"""Most numbers in one array while labellings are tried."""
+"""Most numbers in one array while labellings are tried, which bounds the memory."""
 LARGEST_GROUP = 100
 """Largest group of seeds that :func:`needed` considers."""
 

@@ -25,17 +25,19 @@ Floats = NDArray[np.float64]
 FEWEST = 8
 """Rows that both runs must have before the range of chance can be estimated."""
 HOLD, ALLOWED = 6, 1
-"""A divergence must show in this many consecutive rows, with this many exceptions."""
+"""Number of consecutive rows in which a divergence must show, and how many of them may be exceptions."""
 NOISE, WANDERING = 3.0, 4.0
 """Standard deviations that are beyond chance, for the noise of single rows and for the drift of a level. Drift needs
 the larger limit, since it returns less often; six consecutive rows beyond 3 standard deviations are no noise.
 """
 LEAST = 0.02
-"""Smallest difference that is reported, as a share of the metric's usual size."""
+"""Smallest difference between two runs that is reported, as a share of the metric's usual size."""
 SMALLEST_FRACTION = 0.01
 """Lower bound on the usual size of a metric that is a fraction."""
 MOST_ROWS = 2048
-"""Rows that are searched one by one; longer series are averaged in blocks first, then searched around the place."""
+"""Most rows that are searched one by one; a longer series is averaged in blocks first, then searched around the
+place.
+"""
 BLOCKS = (1, 4, 16)
 """Numbers of rows whose means are searched."""
 GROWTH = 1.5

@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LEAST_ROWS = 12
-"""Least number of rows in which a change is searched."""
+"""Fewest rows of a series in which a change of level is searched."""
 MOST_ROWS = 256
-"""Most rows that are searched; longer series are averaged in blocks."""
+"""Most rows of a series that are searched for a change; longer ones are averaged in blocks."""
 RAMPS = (0.0, 0.06, 0.12, 0.25, 0.5)
-"""Lengths of a change, as shares of the series."""
+"""Lengths that a change may take, as shares of the series; 0 is a jump."""
 EDGE = 4
 """Least number of rows before a change, and after its beginning."""
 CLEAR = 6.0
-"""Least change that is reported, in standard errors. With white noise, drifting levels and heavy tails, one in some
-hundred pairs of healthy runs with ten metrics exceeds it."""
+"""Smallest change of level that is reported, in standard errors.
+
+With white noise, drifting levels and heavy tails, one in some hundred pairs of healthy runs with ten metrics exceeds
+it.
+"""
 EIGHTH = 8
 LARGE, SMALL = 0.6, 0.35
 """Least change of the logarithm that is reported: healthy runs drift apart by less. ``SMALL`` applies if the noise of
@@ -39,11 +42,11 @@ drift, and if the change is small.
 STILL = 1.3
 """If levels differ by up to this many times the difference explained by noise, they do not drift."""
 WIDE = 0.24
-"""Share of the length within which the beginning must lie to be dated; otherwise there are too few rows."""
+"""Share of the series within which the beginning of a change must be known to be dated."""
 KEPT = 0.5
-"""Share of the change that the last quarter of the rows must still show."""
+"""Share of a change of level that the last quarter of the rows must still show."""
 PLAUSIBLE = 9.0
-"""Fall of the log-likelihood, doubled, from the best place to one that the rows still allow."""
+"""Twice the loss of log-likelihood, against the likeliest place of a change, up to which another place is plausible."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ VISIBLE = 0.1
 TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
 """Share of its range, and number of rows within which the reward gains it, when a run discovers what is rewarded."""
 NEARLY = 0.99
-"""Part of a limit below which rounding cannot matter."""
+"""Factor on a limit: values below the product are below the limit whatever the rounding."""
 NOTHING = 1e-7
 """Gradient norm that counts as zero."""
 LUCK = 1.5
@@ -44,13 +44,18 @@ LUCKY = 0.02
 LEVEL_STEPS = 15
 """Steps over which a level is measured, with three rows at least."""
 LEAST_BEFORE, LEAST_LEVELS = 6, 4
-"""Rows before the last level, and number of levels, from which the noise of each is known."""
+"""Rows before the last level of the reward from which its noise is known, and number of levels from which theirs is."""
 WANDERS = 3.0
-"""Standard deviations of levels that share no row beyond which a change is not due to the difficulty of the data."""
+"""Standard deviations of the reward's levels (over separate rows) beyond which a change is not due to hard or easy
+data.
+"""
 SOLVED = 0.7
-"""Mean reward on the common 0..1 scale from which agreeing groups mean a solved task. Where three quarters of the
-samples agree and the mean is 0.7 or more, at least 0.45 of all samples are right ones in agreeing groups, so most that
-agree are right. Runs that begin at 0.85 with nine in ten agreeing go on learning."""
+"""Mean reward, scaled to 0..1, from which groups with equal rewards mean a solved task.
+
+If three quarters of the samples are in such groups and the mean is 0.7 or more, at least 0.45 of all samples are right
+ones in such groups, so most of the groups are right. Runs that begin at 0.85 with nine in ten samples in such groups go
+on learning.
+"""
 FULL = 0.9
 """Mean reward on the common 0..1 scale where hardly anything is left to gain: nearly all agreeing groups are right,
 however they answer.
@@ -71,7 +76,9 @@ class AnswerCount:
     """
 
     MOST, LEAST = 64, 4
-    """Answers beyond which a row counts as many, and number of different rewards that show a granularity."""
+    """Number of answers per row beyond which they are simply many; and number of different means that show the
+    granularity.
+    """
 
     def __init__(self) -> None:
         self._seen: list[float] = []

@@ -24,9 +24,9 @@ from rlwatch.wording import number
 FIRST_ROWS, LAST_ROWS = 5, 3
 """Rows whose median is the start of the run, and rows whose median is its present level."""
 SETTLED_ROWS, SETTLED_STEPS = 8, 10
-"""Rows and steps at the start in which much settles: before them nothing has drifted."""
+"""Number of rows, and of steps, at the start of a run in which no drift is reported, as metrics settle then."""
 NOISE_ROWS = 30
-"""Newest rows from which the noise of one row is estimated."""
+"""Number of newest rows from which the noise (standard deviation of one row) of a metric is estimated."""
 BEYOND = 1.5
 """A level must exceed its limit by so many deviations of a single row: small batches reach any factor by chance."""
 FAMILIES = 2
@@ -36,10 +36,10 @@ ROWS, SURE_ROWS, SURE_STEPS = 2, 4, 8
 FINE = 4
 """Steps between two rows from which one row is enough for a warning: it already covers many steps."""
 PAID = 1.5
-"""Deviations of one row by which the reward must exceed its start to count as a gain."""
+"""Standard deviations of one row by which the mean reward must exceed its start to count as a gain."""
 TINY = 1e-8
 NEARLY = 1.0 - 1e-9
-"""Part of a limit below which rounding cannot matter."""
+"""Factor on a limit: values below the product are below the limit whatever the rounding."""
 
 
 def _log(value: float) -> float:

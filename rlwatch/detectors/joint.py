@@ -29,10 +29,11 @@ from rlwatch.stats import Hold, median, ordered_quantile, quantile
 from rlwatch.wording import number
 
 REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 12, 3
-"""Steps of the reference window, which ends before the last two rows; its fewest rows where the log is coarse; and the
-number of reference rows below which nothing is judged."""
+"""Steps of the reference window, which ends before the last two rows; its fewest rows if few steps are logged; and the
+number of reference rows below which nothing is judged.
+"""
 LAST = 2
-"""Rows that must agree: the milder of them counts, so that one odd row has no effect."""
+"""Number of newest rows that must deviate: the smaller deviation counts, so that one odd row has no effect."""
 NORMAL_95 = 1.645
 """Standard deviations between the median and the 95th percentile of a normal variable."""
 MANY = 8
@@ -40,15 +41,15 @@ MANY = 8
 DELAY = 2
 """Rows after which a deviation counts as chance variation; the beginning of a failure shows within fewer."""
 UNPRECEDENTED = 2.25
-"""Upper bound on the evidence of a deviation that the run has had before and survived."""
+"""Upper bound on a deviation, in units of chance variation, if the run has had one as large before and survived it."""
 SILENCE, UNIT, MOST = 1.5, 1.5, 3.0
 """Constants of the evidence of z deviations, (z - SILENCE) / UNIT, which is limited to 0..MOST."""
 HALF_LIFE = 5
-"""Steps in which evidence that is not renewed halves."""
+"""Number of steps in which evidence halves that no new deviation renews."""
 ACCEPTED_ROWS = 12
-"""Rows after which a lasting deviation becomes part of the run's reference."""
+"""Number of rows after which a lasting deviation of a metric becomes part of the run's reference."""
 FINE = 4
-"""Steps between two rows below which two evaluations must agree; rows further apart already cover many steps."""
+"""Steps between two rows below which two rows must agree; rows further apart already cover many steps each."""
 ONE_PROMPT_ROWS, SINGLE_ROWS = 8, 4
 """Rows after which a run is known to log one prompt per row, and the number of rows that must then agree."""
 SOME = 0.2
@@ -56,15 +57,20 @@ SOME = 0.2
 SIGNIFICANT = 0.6
 """Evidence from which a family counts as confirming another."""
 CRITICAL, WARNING = 2.2, 2.0
-"""Joint evidence of a critical finding and of a warning. Without its heaviest part it must still be significant."""
+"""Joint evidence from which a finding is critical, and from which it is a warning.
+
+Without its heaviest part the evidence must still be significant.
+"""
 REWARD_WEIGHT = 1.5
-"""Weight of a falling reward: it is what the run optimises, so it counts more than any single symptom."""
+"""Weight of the evidence of a falling reward: the reward is what the run optimises, so it counts more than a
+symptom.
+"""
 GONE, PARTLY = 0.9, 0.5
 """Hard data repeatedly cost small batches a part of the reward. A fall by less than the share ``GONE`` is weighted by
 ``PARTLY``.
 """
 DEPTH = 0.5
-"""Share of the reward's whole range that a fall must cover to be sufficient evidence by itself."""
+"""Share of the reward's whole range that a fall of it must cover to be sufficient evidence by itself."""
 WELL = 0.5
 """Factor on all other evidence while the reward is at its best: many metrics move in a run that learns."""
 
@@ -216,11 +222,11 @@ class Earlier:
 
 
 SPAN, KEPT = 48, 80
-"""Rows of the reference window and the last ones; and earlier deviations that are stored."""
+"""Number of rows in the reference window and the last ones together; and number of earlier deviations that are kept."""
 ASIDE = SPAN + KEPT + DELAY
-"""Rows on which the state of an indicator depends that has long been no evidence."""
+"""Number of newest rows on which the state of an indicator depends if it has given no evidence for long."""
 NEARLY = 1.0 - 1e-9
-"""Part of a limit below which rounding cannot matter."""
+"""Factor on a limit: values below the product are below the limit whatever the rounding."""
 
 
 class Watch:

@@ -154,7 +154,7 @@ CLEAR = 4.0
 1).
 """
 HOURS = 12.0
-"""Hours until exhaustion from which the operator should be warned: one night."""
+"""Hours until memory or disk is exhausted from which the operator is warned: one night."""
 CONFIRMED = 6
 """Number of consecutive readings that must confirm it."""
 MOST = 1e12

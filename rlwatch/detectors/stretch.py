@@ -14,7 +14,7 @@ from functools import cached_property
 from rlwatch.records import ClosedStep
 
 LONGEST, SHORTEST = 64, 6
-"""Rows of a stretch at most, so that one odd row affects few others; and the fewest that are worth a look."""
+"""Most rows of a stretch, so that one odd row affects few others; and fewest rows that are worth reading at once."""
 
 
 class Stretch:

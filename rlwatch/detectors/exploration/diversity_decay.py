@@ -13,7 +13,7 @@ from rlwatch.wording import number
 DRAWS = (64, 32, 16, 8, 4)
 """The k of pass@k that are read, the largest first: with two draws there is little left to find."""
 LOST = 0.1
-"""Fall of pass@k below its best that prompts of different difficulty do not explain."""
+"""Fall of pass@k below its best (a difference of two shares) that prompts of different difficulty do not explain."""
 GAP = 0.5
 """Share of the initial gap between pass@k and pass@1 at or below which the gap counts as closed."""
 WIDE = 0.1

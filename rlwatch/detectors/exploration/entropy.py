@@ -14,7 +14,7 @@ from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
 CERTAIN = 0.05
-"""Nats per token below which hardly any token is in doubt, so that ratios have no meaning."""
+"""Entropy, nats per token, below which hardly any token is in doubt, so that a ratio of two entropies means nothing."""
 
 
 class EntropyDetector(BaseDetector):
@@ -281,7 +281,7 @@ class EntropyCollapse(EntropyDetector):
 RISE = 1.3
 """Ratio of entropy to its start above which a rise is dated."""
 NEARLY = 0.99
-"""Part of it below which rounding cannot matter."""
+"""Factor on a limit of the entropy: values below the product are below the limit whatever the rounding."""
 RISEN_WARN, RISEN_CRITICAL = 1.5, 2.0
 """Ratios that warn and are critical with a fallen reward (a wrong entropy bonus was seen at 1.35-1.8 when it fell)."""
 ALONE = 3.0

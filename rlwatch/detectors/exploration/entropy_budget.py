@@ -18,15 +18,17 @@ from rlwatch.wording import number
 POINTS = 12
 """Least number of points (at most 48, each a mean of rows) for a fit."""
 COVERED = 0.25
-"""Share of the starting entropy a run must have passed through: within less, any curve looks like a line."""
+"""Share of the highest entropy that the run must have moved through for a fit: over less, any curve looks like a
+line.
+"""
 SURE = 4.0
 """Standard errors by which the coefficient a must exceed zero."""
 GOOD = 0.5
-"""Share of the variance of the reward the law must explain."""
+"""Share of the variance of the reward that the fitted law must explain for a forecast."""
 ODD = 4.0
 """Deviations beyond which a row is replaced by the median of the rows before: a spike, or a batch of hard data."""
 REFIT = 5
-"""Rows between fits: one row changes little, and a fit is most of the detector's cost."""
+"""Number of rows between two fits of the law: one row changes little, and a fit is most of the detector's cost."""
 TOP = 50.0
 """Entropy in nats beyond which exp(H) cannot be that of tokens."""
 

@@ -25,7 +25,10 @@ TAILS = (
 )
 """Limits of metrics that show single tokens. The largest difference of probability is 0.15 to 0.45 in healthy runs."""
 EXTREME = 0.9
-"""Median of the largest differences of probability that confirms a falling reward even if it was always so."""
+"""Median, over rows, of a batch's largest difference of probability that confirms a falling reward.
+
+It counts even if the median has been so large since the start.
+"""
 
 
 class MismatchBlind(BaseDetector):

@@ -63,8 +63,10 @@ BANDS = (
     RiseLimit("mismatch/is_ratio", 0.5, 0.0, log_size),
     RiseLimit("mismatch/is_ratio_std", 1.0, 0.0),
 )
-"""Levels at which others alarm whatever the history (verl's examples, slime's and NeMo-RL's gates, smoke tests of
-correlation), on both sides where a ratio has two."""
+"""Levels of mismatch at which other projects alarm whatever the run's history, on both sides if the metric is a ratio.
+
+They are from verl's examples, the gates of slime and NeMo-RL, and smoke tests of the correlation.
+"""
 
 
 # A steady rise of a positive quantity, as mismatch that feeds on itself grows: by a factor per step.
@@ -111,7 +113,9 @@ class LogTrend:
 GROWN, MUCH = 2.0, 3.0
 """Factor over the run's baseline for a warning, and for critical."""
 DRIFTED = 1.35
-"""Factor that warns if a CUSUM finds a persistent shift of the logarithm, or Theil-Sen's slope a steady rise of it."""
+"""Factor over the start that warns if CUSUM finds a lasting shift of the logarithm, or Theil-Sen's slope a steady
+rise.
+"""
 SHIFT = 12.0
 """Decision level of CUSUM, in standard deviations."""
 

@@ -15,7 +15,9 @@ DISTANCE, MISSING = "mismatch/weights_distance", "mismatch/adapter_missing"
 SYNCS = 3
 """Consecutive syncs that make it critical: one may be a race with the comparison."""
 BASE_ONLY = 0.5
-"""Share of the adapted tensors from which the adapter counts as not loaded."""
+"""Share of the weights with an adapter that the engine holds without it, from which the adapter counts as not
+loaded.
+"""
 NAMED = 3
 """Number of layers that a message names, those that differ most."""
 

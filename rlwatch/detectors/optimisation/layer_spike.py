@@ -16,7 +16,7 @@ from rlwatch.wording import number
 FEW = 0.25
 """Largest share of the layers that may spike together for a finding: more are no matter of single layers."""
 USUAL = 3.0
-"""Factor over its level below which the global norm looks fine."""
+"""Factor over its usual level below which the global gradient norm looks fine although a layer spikes."""
 BROKEN = 0.35
 """Fall of the mean correlation between layers below that at the run's start from which it counts."""
 LASTED = 15

@@ -11,7 +11,7 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
 ALL = 0.999
-"""Share of skipped optimizer steps that counts as all."""
+"""Share of skipped optimizer steps in a row that counts as all of them."""
 POLICY = ("policy/entropy", "policy/logp_mean")
 """Metrics of the policy that are finite only while its weights are."""
 SOON, LONG = 4, 20

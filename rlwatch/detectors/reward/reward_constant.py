@@ -20,35 +20,37 @@ ROWS, STEPS = 15, 20
 USUAL = 3
 """Multiple of the longest constant stretch before: coarse rewards repeat now and then."""
 SEEN = 10
-"""Rows of one value from the first on after which a mean reward carries no information."""
+"""Number of rows from the first on with one value after which a mean reward carries no information."""
 SOLVED = 0.999
-"""Mean reward on the common 0..1 scale that cannot rise any more."""
+"""Mean reward, scaled to 0..1, at which it cannot rise any more."""
 SETTLED = 0.01
 """Entropy, nats/token, of a nearly deterministic policy: 0.001 of that of uniform noise over 32 000 tokens."""
 POLICY = ("policy/entropy", "optim/grad_norm")
-"""Metrics that distinguish a dead policy from a stuck metric."""
+"""Metrics that show whether a constant reward comes from a policy that does not change or from a stuck metric."""
 
 
 NOTHING, LITTLE = 0.1, 0.25
 """Mean reward of a row, on the common 0..1 scale, that is nearly zero; and one that is small if groups agree."""
 SOME = 0.5
-"""Mean reward of a single row that shows that success is possible, however rare."""
+"""Mean reward of a single row, scaled to 0..1, that shows that success is possible, however rare."""
 AGREE = 0.6
-"""Mean share of the samples in groups that agree from which little learning signal is left."""
+"""Mean share of the samples in groups with equal rewards from which little learning signal is left."""
 NEARLY_ALL = 0.9
 """Share of all rows so far whose reward must be that low."""
 FLOOR = -0.05
 """Rewards below this value are on another scale, on which 0 is no lower bound."""
 BARREN_ROWS, BARREN_STEPS = 50, 50
-"""Rows and steps a run has to find its first rewards: learning from rare successes begins slowly."""
+"""Number of rows, and of steps, that a run has to find its first rewards: learning from rare successes begins
+slowly.
+"""
 APART_ROWS, APART_STEPS = 15, 150
 """Rows and steps where groups agree, or their share is not logged: rows far apart cover many steps."""
 STILL_ROWS, STILL_STEPS = 25, 200
-"""Rows and steps after which a reward that certainly gained nothing never learnt, on any scale."""
+"""Number of rows, and of steps, after which a reward that certainly gained nothing is reported, whatever its scale."""
 CERTAIN, GAIN = 2.0, 1.0
-"""Standard errors that make the bound certain, and deviations of a row that count as a gain."""
+"""Standard errors of the bound on the gain of the reward, and standard deviations of a row that count as a gain."""
 STIFF = 0.05
-"""Deviation of a row, as a share of the level, below which the reward does not move at all."""
+"""Standard deviation of a row's mean reward, as a share of its level, below which the reward does not move at all."""
 TINY = 1e-12
 
 

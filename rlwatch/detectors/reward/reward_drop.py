@@ -65,7 +65,7 @@ LONG = 12
 FEW_ANSWERS = 2
 """Factor on ``LONG`` if a row has few answers: data that stay hard for long look the same."""
 VERY_LONG = 60
-"""Steps after which a smaller loss does not recover by itself."""
+"""Number of steps after which a loss of ``LINGERING`` is critical, as it does not recover by itself any more."""
 
 
 class RewardDrop(BaseDetector):

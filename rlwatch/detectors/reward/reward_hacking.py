@@ -17,15 +17,15 @@ from rlwatch.stats import Hold, Window
 from rlwatch.wording import number
 
 HELD_OUT_FALL = 0.1
-"""Share of its best level that a held-out score must have lost."""
+"""Share of its best level that a held-out score must have lost to count as fallen."""
 LOST = 0.25
 """The same share if all of its last ``STALL`` values are below the best: the noise of few evaluations is uncertain."""
 HELD_OUT_GAIN = 0.25
-"""Gain over its first value from which a held-out score rules out that the reward is won by length."""
+"""Gain of a held-out score, as a share of its first value, that rules out that the reward is won by length."""
 STALL = 6
 """Evaluations without a better level that make a stall."""
 TOGETHER, IN_STEP = 60, 0.7
-"""Rows over which length and reward are correlated, and the correlation from which they move together."""
+"""Number of rows over which length and reward are correlated, and the correlation from which they rise together."""
 CLIMB = 3.0
 """A climb must gain this multiple of the noise of a row."""
 PART = 0.2

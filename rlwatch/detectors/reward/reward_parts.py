@@ -18,7 +18,7 @@ PARTS = 12
 PINNED, NEARLY_EVERYBODY = 0.99, 0.9
 """Share of the best row so far from which a level is a ceiling; and share of the answers that earn the part."""
 CLIMB = 1 / 3
-"""Share of its best row that a part must have gained to count as learnt."""
+"""Share of its best row that a part of the reward must have gained to count as learnt."""
 ROWS, STEPS = 30, 100
 """Rows and steps that a part must have been at its ceiling: sound runs learn the format first, and the answers after
 it.

@@ -152,7 +152,7 @@ REASONS = {
 # No learning signal: all samples of a group get one reward, so there is no gradient.
 
 SILENT = 0.75
-"""Share of samples without gradient from which hardly any is left."""
+"""Share of samples without gradient from which hardly any learning signal is left."""
 DEGENERATE = 0.1
 """Ratio of entropy to its start from which equal rewards indicate a collapsed policy, not a solved task."""
 

@@ -14,9 +14,9 @@ PREFIXES = (RIGHT, WRONG)
 CANARIES = 64
 """Most canaries that are followed."""
 LARGEST = 1e6
-"""Largest valid score; beyond it, something else is broken."""
+"""Largest size of a score that is judged; a larger one means that something other than the verifier is broken."""
 CONFIRMED = 2
-"""Consecutive scorings that must differ: a single one can be an outage."""
+"""Number of scorings in succession that must differ from the first: a single one can be an outage of the verifier."""
 EDGE = 0.05
 """Share of the distance between no and full marks within which a score counts as one of the two."""
 CHANGED, TIMES = 0.1, 2.0

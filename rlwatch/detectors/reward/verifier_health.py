@@ -27,7 +27,7 @@ SERIES = 64
 FIRST = 10
 """Number of first rows whose maximum is the baseline."""
 RISEN = 0.2
-"""Rise above the baseline from which a share is reported."""
+"""Rise of a share (of timeouts, for example) above its baseline from which it is reported."""
 ROWS = 5
 """Rows for which a rise must last."""
 SLOWER, LEAST_S = 10.0, 1.0

@@ -93,7 +93,7 @@ def _sampled_finite(step: ClosedStep) -> bool | None:
 ALIKE = 1e-6
 """Spread of lengths, relative to the mean, that counts as zero."""
 ALL = 0.999
-"""Share of responses cut, or of groups that agree, that counts as all."""
+"""Share of responses cut at the limit, or in groups with equal rewards, that counts as all of them."""
 
 SOON, LATER = 5, 10
 """Rows for which it must last if the reward has fallen, and if it has not: batches of two responses are often equal."""
@@ -199,7 +199,7 @@ def density(zlib_ratio: float) -> float:
 
 
 MUCH = 0.3
-"""Share of garbled characters that leaves no text."""
+"""Share of garbled characters in responses from which hardly any text is left, so that the finding is critical."""
 DESCRIPTIONS = {
     "text/garbled": "{level} of the characters of responses are control, private-use, unassigned or replacement ones",
     "text/replacement": "{level} of the characters of responses stand for bytes that decode to nothing",

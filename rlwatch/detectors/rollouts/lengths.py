@@ -80,7 +80,7 @@ class LengthSurge(RiseDetector):
 # Responses run into the length limit: the policy no longer ends its answers.
 
 NEARLY_ALL = 0.95
-"""Share of responses cut at the limit from which hardly any answer is complete."""
+"""Share of responses cut at the length limit from which hardly any answer is complete."""
 RISE = 0.1
 """Rise above the run's beginning below which the share of cut responses is normal for the run."""
 MANY = 0.25

@@ -1,4 +1,6 @@
-"""Samples that are many optimizer updates old, while the age that bounds them counts few versions."""
+"""Detector of samples that are many optimizer updates old, while the age that limits them counts few policy
+versions.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from rlwatch.wording import number
 
 UPDATES, VERSIONS = "staleness/updates", "staleness/mean"
 FAR = 4.0
-"""Updates between rollout and update from which it is worth a warning."""
+"""Mean number of optimizer updates between sampling and learning from which a warning is due."""
 TIMES = 2.0
-"""Updates over versions: 1 where each version is one update."""
+"""Least ratio of updates to versions for a finding; the ratio is 1 if each version is one update."""
 ASYNC = 0.5
-"""Versions from which samples are from an earlier policy at all; several updates of one fresh batch hide nothing."""
+"""Mean age in versions from which samples are from an earlier policy at all; several updates on a fresh batch hide
+nothing.
+"""
 ROWS, LASTING = 8, 3
-"""Rows whose means are compared, several batches; and rows in which they must be far."""
+"""Number of newest rows whose means are compared, and number of rows for which a finding's condition must hold."""
 
 
 class HiddenOffPolicy(BaseDetector):

@@ -18,7 +18,7 @@ from rlwatch.stats import Hold, Window, median, quantile
 from rlwatch.wording import number
 
 CLAMP = 10.0
-"""verl clamps k3 of a token at this value: beyond it the penalty has no gradient."""
+"""Value of k3, nats, at which verl clamps that of a token: beyond it the KL penalty has no gradient."""
 BEYOND = RiseLimit("policy/kl_ref_saturated", 0.002, 5.0, odds)
 """Share of tokens beyond the clamp: 0.2 % of them add 0.02 nats/token to a clamped mean, as much as a usual KL."""
 MEANS = ("policy/kl_ref_k1", "policy/kl_ref", "policy/kl_ref_k3")
@@ -89,7 +89,7 @@ class EstimatorPair:
 
 
 PAIRS = (("policy/kl_ref_k1", "policy/kl_ref_k3"), ("policy/kl_ref_weighted", "policy/kl_ref_k3"))
-"""Estimators that are compared."""
+"""Pairs of metrics that estimate the same KL and are therefore compared."""
 
 
 class KLEstimator(BaseDetector):

@@ -29,7 +29,7 @@ SINCE = 4
 SURE = 2.0
 """Deviations of one score that the gap to the second best must have; the best of many is always partly luck."""
 VISIBLE = 0.01
-"""Share of the best score below which a gap is ignored."""
+"""Share of the best held-out score below which a fall from it is ignored."""
 FLAT = 0.25
 """Share of the score's range that a rise since the best must reach to count."""
 MOST = 1e9
@@ -197,7 +197,7 @@ limits the policy.
 """
 TREND_ROWS = 60
 PAST_ROWS, PAST_STEPS = 120, 1000
-"""Rows and steps of the past with which KL is compared."""
+"""Number of past rows, and of past steps, with which KL is compared."""
 FLAT_KL = 0.15
 """Relative change over the trend window that counts as flat."""
 JUMP = 0.5
@@ -337,11 +337,11 @@ SHARPENS = 1.25
 policy that learns to deceive its reward moves as far without spending entropy.
 """
 UNPAID, UNPAID_FACTOR = 2.0, 1.3
-"""Nats per token, and growth factor, from which slow growth is reported even if the reward has risen with it."""
+"""KL, nats per token, and growth factor, from which slow growth is reported even if the reward has risen with it."""
 FACTOR = 3.0
-"""Factor over the run's own earlier level that counts as drift."""
+"""Factor of KL over the run's own earlier level that counts as drift."""
 ESTABLISHED = 0.1
-"""Nats per token below which the earlier level is just the beginning: any growth is a large factor."""
+"""KL, nats per token, below which the earlier level is just the beginning, from which any growth is a large factor."""
 SLOW_ROWS, SLOW_FACTOR = 50, 2.0
 """Rows and factor of the slow test. If batches are small the KL of a row varies over two decades: ten rows cannot
 distinguish a factor of three from chance, fifty can detect a factor of two or three.
@@ -349,11 +349,11 @@ distinguish a factor of three from chance, fifty can detect a factor of two or t
 FAR, LEAST_FIRST = 10.0, 0.02
 """Factor over the run's first rows that is far, and the level in nats per token to which a lower start is raised."""
 GROWTH_SURE = 3.0
-"""Standard errors, of the logarithm, that growth must exceed."""
+"""Standard errors, of the logarithm of KL, that growth must exceed."""
 NOTHING = 1e-3
-"""Nats per token below which KL counts as zero, whatever its logarithm."""
+"""KL, nats per token, below which it counts as zero, whatever its logarithm does."""
 HUGE = 20.0
-"""Nats per token: no useful policy is that far from its reference, so a mean this high is numerical breakdown."""
+"""KL, nats per token, that no useful policy has to its reference: so high a mean is a numerical breakdown."""
 
 
 class KLReference(KLPlateau):

@@ -13,27 +13,29 @@ from rlwatch.stats import Window, mad, median
 from rlwatch.wording import number
 
 NOTHING = 1e-3
-"""Nats per token by which two engines may differ with equal weights: right after a reset KL is below it."""
+"""KL, nats per token, that two engines may have with equal weights: right after a reset of the reference KL is below
+it.
+"""
 ESTABLISHED = 0.01
-"""Nats per token a level must have before its loss is significant."""
+"""KL, nats per token, that a level must have before its loss is significant."""
 FALLEN = 0.02
-"""Share of the level that is as good as zero."""
+"""Share of KL's earlier level that is as good as zero: the reference was reset."""
 STEADY = 0.3
-"""Share of the level above which every row before the fall must lie: a KL that is near zero now and then is ignored."""
+"""Share of KL's level above which each row before a fall must lie: a KL that is near zero now and then is ignored."""
 UNUSUAL = 6.0
-"""Spreads, in log space, by which the fall must exceed what the rows do anyway."""
+"""Spreads of the rows, in log space, that a fall of KL must exceed to be more than they usually vary."""
 LOW = 0.5
-"""Share of the level below which the rows after the fall must stay: one odd row is no reset."""
+"""Share of KL's earlier level below which the rows after a fall must stay: one odd row is no reset."""
 BELOW = 0.1
-"""Share of the level below zero at which an estimate is signed (k1): it may pass through zero."""
+"""Share of KL's level that an estimate must be below zero to count as signed (k1), so that it may pass through zero."""
 CONFIRM = 2
 """Rows after a fall that must confirm it, and rows after a resume that must lie high."""
 JUMPED = 3.0
-"""Factor over its extrapolated growth since the reset that KL must exceed after a resume for a reset to be lost."""
+"""Factor over KL as extrapolated since the last reset beyond which KL after a resume shows that the reset was lost."""
 EARLY = 5
-"""Rows before a fall, or before a resume, that give the level at that time."""
+"""Number of rows before a fall, or before a resume, whose KL gives the level at that time."""
 TINY = 1e-12
-"""Replacement for a KL of zero in log space."""
+"""Value that replaces a KL of zero before the logarithm."""
 REPORT_ROWS = 10
 """Rows for which a finding is repeated."""
 

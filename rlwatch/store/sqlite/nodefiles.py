@@ -35,7 +35,7 @@ from rlwatch.store.sqlite.layout import make_private, writing_to
 _T = TypeVar("_T")
 DIRECTORY = ".people"
 MOST_BYTES = 16 << 20
-"""Largest file that is read; no node writes that much."""
+"""Largest size of a node's file that is read, in bytes; no node writes a larger one."""
 Words = dict[str, dict[str, Any]]
 """Contents of a node's file: kind (``commands``, ``alerts``...) -> key -> record, as JSON values."""
 
