@@ -54,7 +54,7 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def made_by(monitor: Monitor) -> str:
-    """Return a digest of the program and settings with which ``monitor`` judges; empty if it must not be stored.
+    """Return a digest of the program and settings with which ``monitor`` judges; empty if its state must not be stored.
 
     A monitor with detectors or forecasters of plugins is not stored: their state cannot be pickled safely.
     """
@@ -77,7 +77,9 @@ def sealed(monitor: Monitor, by: str, *, seq: int, attempt: int, step: int) -> C
 
 
 def opened(kept: Checkpoint, monitor: Monitor) -> bool:
-    """Load the state of a checkpoint into a fresh ``monitor``; return whether it was valid and could be read."""
+    """Load the monitor's state in the checkpoint ``kept`` into a fresh ``monitor``; return whether its signature was
+    valid and it could be read.
+    """
     key, bare = own_key(), replace(kept, body=kept.body[_SEAL:])
     if key is None or not hmac.compare_digest(seal(key, bare), kept.body[:_SEAL]):
         return False
@@ -89,8 +91,8 @@ def opened(kept: Checkpoint, monitor: Monitor) -> bool:
 
 
 def seal(key: bytes, bare: Checkpoint) -> bytes:
-    """Return the signature of a checkpoint under ``key``; it covers the body, the program and the
-    position in the run.
+    """Return the signature of the checkpoint ``bare`` under ``key``; it covers the body, the program and the position
+    in the run.
     """
     where = f"{bare.made_by}/{bare.attempt}/{bare.seq}/{bare.step}/".encode()
     return hmac.digest(key, where + bare.body, "sha256")

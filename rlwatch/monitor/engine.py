@@ -415,7 +415,10 @@ RECORDS, USUAL = "rlwatch/records", "rlwatch/records_usual"
 
 
 class Standstill:
-    """Counts the rows since the last new step, and the largest number that an earlier step had.
+    """Counter of the rows since the step last advanced; it also keeps the largest number of rows that an earlier step
+    had.
+
+    It shows that a run logs on without its step advancing.
 
     >>> counter = Standstill()
     >>> [counter.update(advances=i == 0) for i in range(50)].index(True)
@@ -427,7 +430,8 @@ class Standstill:
         self._usual = 0
 
     def update(self, *, advances: bool) -> bool:
-        """Count the next row; return whether the detectors must run now, because no step closes.
+        """Count the next row; return True at every 50th row of one step, at which detectors must run although no step
+        closes.
 
         ``advances``: whether the row is the first of a new step.
         """
@@ -438,7 +442,11 @@ class Standstill:
         return self._records % STANDSTILL_RECORDS == 0
 
     def counted(self, view: ClosedStep) -> ClosedStep:
-        """Return the step ``view`` with two more metrics: both counts, the usual one only once a step has closed."""
+        """Return the step ``view`` with two more metrics: the rows since the step last advanced, and the largest number
+        that an earlier step had.
+
+        The second is absent until a step has closed.
+        """
         counts = {RECORDS: float(self._records)}
         if self._usual:
             counts[USUAL] = float(self._usual)

@@ -50,7 +50,9 @@ Row = tuple[int, Mapping[str, float]]
 
 
 class Way:
-    """Departure of one metric from its level before a finding began, and the fraction of it that is undone."""
+    """Departure of one metric from its level before a finding (detected problem) began, and the fraction of the
+    departure that is undone.
+    """
 
     __slots__ = (
         "_bound", "_bound_spike", "_factor", "_farthest", "_last", "_spike", "before", "level", "metric", "undone",
@@ -83,7 +85,9 @@ class Way:
                 self.take({metric: value})
 
     def take(self, row: Mapping[str, float]) -> None:
-        """Take the next row (metric -> value), which may lack the metric."""
+        """Update the metric's level and departure from the next row (metric -> value); a row without the metric changes
+        nothing.
+        """
         value, before = row.get(self.metric), self.before
         if value is None:
             return
@@ -105,7 +109,10 @@ class Way:
 
     @property
     def farthest(self) -> float | None:
-        """Level, or else single value, farthest from the level before; None if the metric has not departed."""
+        """Value of the metric farthest from its level before the finding: a median of rows, or else a single value.
+
+        None if the metric has not departed from that level.
+        """
         if self.before is None:
             return None
         if abs(self._farthest - self.before) > self._bound:
@@ -120,9 +127,9 @@ class Way:
 
     @property
     def inside(self) -> bool:
-        """True if the present level of the metric is back inside its band, or beyond the level before.
+        """True if the metric has come back to its level before the finding, within noise, or has moved beyond it.
 
-        At least half of the departure must be undone: the band of a noisy metric may include its farthest value.
+        At least half of the departure must be undone: the noise of a metric may include its farthest value.
         """
         before, level, farthest = self.before, self.level, self.farthest
         if before is None or level is None or farthest is None or (self.undone or 0.0) < HALF:
@@ -137,11 +144,11 @@ class Way:
 
     @property
     def gained(self) -> bool:
-        """True if the present level of the metric is above its level before by more than noise."""
+        """True if the present level of the metric is above its level before the finding by more than noise."""
         return self.before is not None and self.level is not None and self.level - self.before > self._bound
 
     def words(self) -> str:
-        """Return a description of the recovery: ``reward/mean back at 0.71, 0.74 before``."""
+        """Return a description of the metric's recovery, such as ``reward/mean back at 0.71, 0.74 before``."""
         how = "back at" if self.inside else "half of the way back, at"
         return f"{self.metric} {how} {number(self.level)}, {number(self.before)} before"
 
@@ -161,11 +168,11 @@ def _patient() -> Hold:
 
 @dataclass(slots=True)
 class FindingLifecycle:
-    """One episode of a finding, from its beginning to its end: the last report of its detector, and the published
-    severity.
+    """One episode of a finding (detected problem), from its beginning to its end: the last report of its detector, and
+    the published severity.
 
-    ``peak``: highest severity so far. ``own``, ``reward``: departures of its metric and of the reward. ``over``:
-    whether it was reported as ended.
+    ``peak``: highest severity so far. ``own``, ``reward``: departures of the finding's metric and of the reward from
+    their levels before. ``over``: whether the episode was reported as ended.
     """
 
     finding: Finding
@@ -189,19 +196,23 @@ class FindingLifecycle:
     """Number of rows in which the finding was reported."""
 
     def take(self, row: Mapping[str, float]) -> None:
-        """Take the next row (metric -> value)."""
+        """Update the departures of the finding's metric and of the reward from the next row (metric -> value)."""
         for way in self.ways:
             way.take(row)
 
     def hold(self, row: Mapping[str, float]) -> None:
-        """Count a row in which the finding was reported."""
+        """Count a row in which the detector reported the finding, and keep the value of the finding's metric in it."""
         self.reported += 1
         value = row.get(self.finding.metric)
         if value is not None and math.isfinite(value):
             self.held.append(value)
 
     def follow(self, rows: Iterable[Row]) -> None:
-        """Begin to follow the departure of the finding's metric and of the reward, from the kept ``rows`` on."""
+        """Begin to follow how far the finding's metric and the reward have departed from their levels before the
+        finding.
+
+        ``rows``: kept rows, (step, metric -> value), oldest first.
+        """
         onset, metric = self.finding.onset_step, self.finding.metric
         self.own = Way(metric, rows, onset)
         self.reward = self.own if metric == REWARD else Way(REWARD, rows, onset)
@@ -214,7 +225,9 @@ class FindingLifecycle:
         return (self.own,) if self.own is self.reward else (self.own, self.reward)
 
     def worsens(self, finding: Finding) -> bool:
-        """Take a new report of the finding; return whether it is more severe than all earlier ones of the episode."""
+        """Take a new report of the finding; return True if it is more severe than all earlier reports of the
+        episode.
+        """
         self.finding, self.quiet, self.unread, self.gone = finding, 0, 0, None
         if self.over or finding.severity.rank <= self.peak.rank:
             return False
@@ -224,8 +237,9 @@ class FindingLifecycle:
         return True
 
     def undone(self, share: float) -> bool:
-        """Return whether the fraction ``share`` of the departure is undone: of the metric and, if the reward fell, of
-        the reward.
+        """Return whether the finding's metric has undone the fraction ``share`` of its departure.
+
+        If the reward fell, it must have undone that fraction, too.
         """
         if self.own is None or self.own.undone is None or self.own.undone < share:
             return False
@@ -233,13 +247,15 @@ class FindingLifecycle:
 
     @property
     def inside(self) -> bool:
-        """True if the finding's metric, and the reward if it fell, are back inside their bands."""
+        """True if the finding's metric, and the reward if it fell, are back at their levels before the finding, within
+        noise.
+        """
         return self.own is not None and self.own.inside and all(way.inside for way in self.ways if way.fell)
 
     @property
     def stays(self) -> bool:
-        """True if the metric is still outside its band although the detector is silent, so that the
-        episode continues.
+        """True if the metric has not recovered although the detector no longer reports the finding, so that the episode
+        continues.
         """
         own, reward = self.own, self.reward
         if own is None or own.level is None or self.finding.severity is Severity.INFO:
@@ -345,12 +361,15 @@ class Episodes:
         self._reasons: dict[str, str] = {}
 
     def forget_after(self, step: int) -> None:
-        """Drop the rows after ``step``, which a rollback undid: they must not count as a level before."""
+        """Drop the kept rows after ``step``, which a rollback undid, so that they do not count as a metric's level
+        before a finding.
+        """
         self._rows = deque((row for row in self._rows if row[0] <= step), maxlen=REMEMBERED_ROWS)
 
     def arrival(self, holding: Sequence[Finding]) -> list[Finding]:
-        """Return the changes after a single row, which may begin or worsen episodes but ends none. ``holding``: its
-        findings.
+        """Return the changes of findings after a single row; it may begin or worsen episodes, but ends none.
+
+        ``holding``: findings that detectors report for the row.
         """
         return [change for finding in holding for change in self._raised(finding)]
 
@@ -384,8 +403,9 @@ class Episodes:
                 yield replace(finding, severity=episode.severity)
 
     def standing(self, holding: Sequence[Finding]) -> list[Finding]:
-        """Return the findings in ``holding`` and those of open episodes that are silent now, with their present
-        severity.
+        """Return the findings that hold now, with their present severity.
+
+        These are the findings in ``holding``, and those of open episodes that detectors do not report at the moment.
         """
         now = {key: self._as_it_is(episode.finding) for key, episode in self._open.items() if not episode.over}
         for finding in holding:

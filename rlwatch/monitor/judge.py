@@ -107,9 +107,9 @@ class AlertQueue:
     wake
         Called when messages were queued; None: nothing is called.
     clock
-        Clock.
+        Clock for the times at which due messages are looked for.
     looks
-        Whether alerts of the run may be open though none came through here.
+        Whether the run may have open alerts from before this queue was made, so that due messages must be looked for.
     """
 
     def __init__(
@@ -353,9 +353,9 @@ CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
 
 
 def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> History:
-    """Return a function that yields the rows an attempt continues: from the newest checkpoint, which it loads, or from
-    the first.
+    """Return a function that yields the rows that an attempt (process of a run) continues.
 
+    It loads the newest checkpoint of the monitor and yields the rows after it; without one, it yields all rows.
     ``monitor`` returns the fresh monitor into which the checkpoint's state is loaded.
     """
 

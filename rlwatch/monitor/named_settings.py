@@ -27,7 +27,7 @@ DIGITS = 12
 
 
 class NamedSettings:
-    """Keeps the settings that are named while critical alerts of a collapse fire."""
+    """Keeps the changed settings that the diagnosis names as causes, while critical alerts of a collapse fire."""
 
     def __init__(self) -> None:
         self._named: dict[str, NamedSetting] = {}
@@ -35,16 +35,17 @@ class NamedSettings:
         self._kinds: frozenset[str] = frozenset()
 
     def now(self, alerts: Sequence[Alert], lookback: Lookback, source: str, step: int) -> tuple[NamedSetting, ...]:
-        """Return the settings that are named now.
+        """Return the changed settings that the diagnosis names as causes; empty while no critical alert of a collapse
+        fires.
 
         Parameters
         ----------
         alerts
             Alerts that fire.
         lookback
-            Evidence of the diagnosis.
+            Findings, events and steps of the run, from which the diagnosis is made.
         source
-            The trainer.
+            The trainer, as in ``RunInfo.source``.
         step
             The step judged last.
         """
@@ -62,7 +63,11 @@ class NamedSettings:
 
 
 def named_by(cause: Cause, events: Sequence[Event], step: int) -> NamedSetting | None:
-    """Return the setting behind ``cause`` at ``step``; None if it is none, is back, or was set by a command."""
+    """Return the changed setting behind ``cause`` at ``step``, with its values before and after.
+
+    None if the cause is no logged setting or uncertain, if the setting was changed back, or if one of ``events`` shows
+    that a command changed it.
+    """
     change = cause.change
     if change is None or change.source is not ChangeSource.LOGGED or change.name not in SETTINGS:
         return None

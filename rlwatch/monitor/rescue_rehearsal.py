@@ -18,8 +18,9 @@ from rlwatch.records import JSON, Event, StepRecord
 
 @dataclass(frozen=True, slots=True)
 class RehearsedAct:
-    """A command that the rescue policy would have sent at the boundary after ``step``: its kind,
-    arguments and reason.
+    """A command that the rescue policy (permission to save a failing run) would have sent after ``step``.
+
+    ``do``, ``args``: kind and arguments of the command. ``why``: its reason.
     """
 
     step: int
@@ -30,7 +31,8 @@ class RehearsedAct:
 
 @dataclass(frozen=True, slots=True)
 class RescueRehearsal:
-    """Acts of a rescue policy on a recorded run, and how the recording ended without them.
+    """Commands that a rescue policy (permission to save a failing run) would have sent to a recorded run, and how the
+    recording ended without them.
 
     Attributes
     ----------
@@ -39,7 +41,8 @@ class RescueRehearsal:
     restored
         Step of the snapshot that would have been restored; None where none was.
     level, ended
-        Median reward before, and of the last rows of the recording, in the reward's unit; None where unknown.
+        Median reward before the failure, and of the last rows of the recording, in the reward's unit; None where
+        unknown.
     steps_after, hours_after
         Steps and hours of the recording after the decision.
     """
@@ -53,7 +56,9 @@ class RescueRehearsal:
 
     @property
     def wasted(self) -> bool | None:
-        """True where the recording ended clearly below the reward's level before; None where that is not known."""
+        """True where the recording ended with a reward clearly below the level before the failure; None where that is
+        not known.
+        """
         if self.level is None or self.ended is None:
             return None
         return self.ended < self.level - (1.0 - NEAR) * abs(self.level)
@@ -62,9 +67,9 @@ class RescueRehearsal:
 def rehearse_rescue(
     items: Iterable[StepRecord | Event], monitor: Monitor, policy: RescuePolicy, *, every: int = 10
 ) -> RescueRehearsal:
-    """Return what a rescue ``policy`` would have done to a recorded run.
+    """Return what a rescue policy (permission to save a failing run) would have done to a recorded run.
 
-    It ends with the first act that would have changed the run.
+    The result ends with the first command that would have changed the run.
 
     Parameters
     ----------
@@ -75,7 +80,7 @@ def rehearse_rescue(
     policy
         The permission and its limits.
     every
-        Number of steps between two snapshots that are assumed.
+        Number of steps between two snapshots of the weights that are assumed to exist.
     """
     taken = [0]
 

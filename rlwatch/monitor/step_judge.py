@@ -103,7 +103,10 @@ class StepJudge:
         return self._step(view) if isinstance(view, ClosedStep) else self._arrival(*view)
 
     def each_of(self, views: list[ClosedStep | Arrived]) -> Iterator[MonitorOutcome]:
-        """Judge ``views`` and empty the list: their forecasts, and rows without findings, are computed in batches."""
+        """Judge all ``views``, yield the outcome of each in order, and empty the list at the end.
+
+        Forecasts, and detectors over rows without findings, are computed in batches.
+        """
         self.forecasting.ahead([view for view in views if isinstance(view, ClosedStep)])
         for closed, group in groupby(views, lambda view: isinstance(view, ClosedStep)):
             for stretch in stretches(cast("list[ClosedStep]", list(group))) if closed else ():
@@ -122,7 +125,9 @@ class StepJudge:
             detector.notice(event)
 
     def judge_as(self, other: StepJudge) -> None:
-        """Judge from now on by the rows that ``other`` saw; open findings and alerts continue."""
+        """Take over detectors, forecaster and health judge of ``other``, for example after a rollback; open findings
+        and alerts continue.
+        """
         self.detectors, self.forecasting, self.soundness = other.detectors, other.forecasting, other.soundness
 
     def not_run(self) -> list[NotRun]:
@@ -203,7 +208,7 @@ class Lookback:
     def diagnosis(self, source: str) -> Diagnosis:
         """Return the most likely cause of the findings so far; ``source`` is the trainer.
 
-        Raises ``ConfigError`` if none was to be requested.
+        Raises ``ConfigError`` if this was made with ``explains=False``.
         """
         if self._knobs is None:
             raise ConfigError("this monitor was made with explains=False; make one with explains=True for a diagnosis")

@@ -298,11 +298,11 @@ class Awaited:
     inbox
         Measurements that other ranks sent.
     moment
-        Key of the step.
+        Key of this step's measurements in the inbox.
     ts
         Time of the step, Unix seconds.
     seen
-        Called with the metrics of the whole step.
+        Called with the merged metrics of all ranks.
     until
         Monotonic time until which it waits, seconds.
     """
@@ -320,7 +320,10 @@ class Awaited:
         return self.parcel.step
 
     def due(self, *, hurry: bool = False) -> bool:
-        """Return whether all measurements are here, or none is waited for any more. ``hurry``: do not wait."""
+        """Return whether the step can be recorded: all measurements are here, or none is waited for any more.
+
+        ``hurry``: do not wait for missing ones.
+        """
         missing = self.inbox.awaited(self.moment)
         if not missing and self.parcel.ready():
             return True
@@ -425,10 +428,9 @@ class Intake:
         self._sparing = Sparing()
 
     def quick(self, metrics: Mapping[str, Any], step: int) -> bool:
-        """Take a row like the last ones by a path that needs half the time; return False if it was not taken: then use
-        :meth:`put`.
+        """Take a row whose metrics have the names and types of earlier rows, in half the time of :meth:`put`.
 
-        If it raises, the row was not taken.
+        Return False if the row was not taken; then call :meth:`put`. If it raises, the row was not taken either.
         """
         journal = self.journal
         kept = journal.keep(step, metrics) if type(metrics) is dict and journal is not None else None
@@ -445,8 +447,10 @@ class Intake:
         return True
 
     def put(self, item: Queued) -> None:
-        """Take an item; if there is no space, count that it was dropped, or that it was left out as the least
-        important.
+        """Take an item, to be stored later.
+
+        If there is no space, it is dropped and counted. If space is short, items of the least important kinds are left
+        out and counted.
         """
         journal = self.journal
         if journal is not None and (journal.filled >= NEARLY or journal.cramped) and not self.takes(item):
@@ -477,7 +481,11 @@ class Intake:
         )
 
     def wants(self, batch: SpikeBatch) -> bool:
-        """Return False for the histograms of a step that is skipped; call it only once for a batch."""
+        """Return whether the batch is to be logged: False for token histograms of steps that are left out to save
+        space.
+
+        Call it only once for a batch.
+        """
         return batch.reason != DISTRIBUTIONS or self._sparing.due()
 
     @property

@@ -121,7 +121,7 @@ class Counters:
 
 
 class ShedKind(StrEnum):
-    """Kinds of data that are dropped when space is short, in the order in which they are."""
+    """Kinds of data that are dropped when space is short; the first member is dropped first."""
 
     TOKENS = "token records"
     COMPLETIONS = "completions"
@@ -148,7 +148,7 @@ SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Number of items of one kind that were dropped at one step."""
+    """Number of items of one kind (``kind``) that were dropped at one step, because space was short."""
 
     kind: ShedKind
     n: int
@@ -213,10 +213,10 @@ class Shedding:
         self._counters.warn("shed", f"the room for what the store does not take is nearly spent: {kind} are shed", n)
 
     def tell(self, now: float, why: str, *, last: bool = False) -> list[Event]:
-        """Return events that report what was dropped since the last report; none within a minute of it, unless
-        ``last``.
+        """Return one event for each kind of data that was dropped since the last report, with numbers and steps.
 
-        ``now``: seconds of a clock that only goes forward. ``why``: the reason, for the events.
+        The list is empty within a minute of the last report, unless ``last``. ``now``: seconds of a clock that only
+        goes forward. ``why``: the reason, for the events.
         """
         if not self._given or (now - self._reported_at < TOLD_EVERY_S and not last):
             return []

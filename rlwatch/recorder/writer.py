@@ -177,7 +177,7 @@ def has_layers(names: tuple[str, ...]) -> bool:
 
 
 class SpilledItems:
-    """Items that only the journal has because the queue was full; they are read back in order, each once.
+    """Items that are only in the journal file, because the queue was full; they are read back in order, each once.
 
     ``reread`` has the numbers of those that were read back, ``ahead`` those that were read and not yet taken. ``calm``
     counts rounds since the queue last overflowed; ``refusals`` is the journal's count of refused items when it last
@@ -193,10 +193,10 @@ class SpilledItems:
         self._given_up: list[int] = []
 
     def next(self, batch: Sequence[int], waiting: Sequence[int], most: int) -> list[tuple[int, Item]]:
-        """Return up to ``most`` further items with their numbers, without those of this ``batch`` and those
-        ``waiting`` to be stored.
+        """Return up to ``most`` further items of the journal, each with its number.
 
-        Each read of a file starts at its first row, so it reads many rounds ahead.
+        ``batch``, ``waiting``: numbers of items that are in the present batch, or wait to be stored; they are left out.
+        Each read of a file starts at its first row, so the call reads many rounds ahead.
         """
         journal = self._intake.journal
         if not self.ahead and journal is not None:
@@ -215,8 +215,9 @@ class SpilledItems:
         self._given_up = sorted({*self._given_up, *numbers})
 
     def with_given_up(self, numbers: list[int]) -> list[int]:
-        """Return the numbers to settle with a batch: its own, and before them those of removed items whose turn has
-        come.
+        """Return the numbers of items that the journal may forget once a batch is stored.
+
+        These are the ``numbers`` of the batch and, before them, those of lower items that were removed to free space.
         """
         if not numbers or not self._given_up:
             return numbers
@@ -226,7 +227,7 @@ class SpilledItems:
 
 
 class FoundItems:
-    """Findings and forecasts of the judge, and its position, on their way to the store in the writer's thread."""
+    """Findings and forecasts of the judge, and the position up to which it has judged, on their way to the store."""
 
     def __init__(self) -> None:
         self._waiting: deque[Sequence[Storable] | tuple[int, Checkpoint | None]] = deque()
@@ -235,7 +236,7 @@ class FoundItems:
         """Number of the last batch that was given to the store."""
 
     def put(self, found: Sequence[Storable]) -> int:
-        """Queue a batch of findings or forecasts; return its number."""
+        """Queue a batch of findings or forecasts for the store; return the batch's number, 1 for the first."""
         number = next(self._numbers)
         self._waiting.append(found)
         return number
@@ -496,7 +497,7 @@ class Writer:
         return steps + ([] if self._store is None else [row.step for row in self._store.unkept()])
 
     def give_up_unkept(self) -> None:
-        """Count the rows that are lost if the process ends now, and note them in the space reserved for the end."""
+        """Count the rows that are lost if the process ends now, and note them in the journal."""
         steps = self.unkept()
         for step in steps:
             self._counters.lose(step)
@@ -815,10 +816,9 @@ class StoreSink:
         return Event(SHED, last, body, self._clock.now())
 
     def note_lost(self, steps: Sequence[int], events: Sequence[Event] = ()) -> None:
-        """Note in the journal that rows of these steps are lost, because the process has no time to try the store
-        again.
+        """Note in the journal that rows of ``steps`` are lost, because the process has no time to try the store again.
 
-        Also notes which data were dropped before, from those of ``events`` that are in no journal.
+        ``events``: events not stored yet; those that report dropped data are noted as well.
         """
         journal = self._writer.journal
         if journal is None or not self.failing:

@@ -89,9 +89,9 @@ class Engines:
     Parameters
     ----------
     urls
-        Addresses of their metrics, as :func:`addresses` returns them.
+        Addresses of the engines' metrics, as :func:`addresses` returns them.
     told
-        Called with a message once for each engine that does not answer, and again after it has answered in between.
+        Called with a message once for each engine that does not answer, and again if it fails after it has answered.
         None: the message is logged.
 
     Raises

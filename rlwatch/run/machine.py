@@ -369,15 +369,21 @@ PREFIX, OF_RANK = "system/", "system/rank/"
 
 
 def packed(found: Mapping[str, float], share: bytes) -> bytes:
-    """Return the bytes of a rank's measurements (``share``) with the metrics ``found`` on its machine in front."""
+    """Return the bytes that a rank sends to rank 0 for one step: its machine metrics ``found``, then its measurements
+    ``share``.
+
+    ``found``: metric -> value, may be empty. :func:`unpacked` separates the two.
+    """
     body = json.dumps(found).encode() if found else b""
     return _HEAD.pack(len(body)) + body + share
 
 
 class WithMachines:
-    """Rank 0's measurements of a step, which are merged with those of other ranks and the metrics of their machines.
+    """Rank 0's measurements of a step, to be merged with the measurements and the machine metrics that other ranks
+    sent.
 
-    Metrics of another rank's machine are named after the rank. ``parcel``: the measurements without machine metrics.
+    Machine metrics of another rank are named after the rank. ``parcel``: rank 0's measurements, without machine
+    metrics.
     """
 
     def __init__(self, parcel: PendingRecord) -> None:
@@ -403,7 +409,8 @@ class WithMachines:
 
 
 def unpacked(others: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[str, float]]:
-    """Separate what :func:`packed` joined: return rank -> measurements, and the machine metrics named after their rank.
+    """Separate the bytes that :func:`packed` made on each rank; return rank -> measurements, and machine metrics named
+    after the rank.
 
     >>> unpacked({3: packed({"system/cpu/process": 1.0}, b"share")})
     ({3: b'share'}, {'system/rank/3/cpu/process': 1.0})

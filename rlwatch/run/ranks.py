@@ -189,21 +189,22 @@ class FirstRank:
         self._offer(Awaited(WithMachines(parcel), self.hub.inbox, moment, time.time(), self.latest.update))
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Return whether all ranks meet at this boundary (a point at which commands may be executed) at ``step``.
+        """Return whether all ranks meet at this boundary (a point of training at which commands may be executed) at
+        ``step``.
 
-        ``wanted``: there are commands, so ask the other ranks where they are. ``staying``: this rank remains here (it
-        is paused).
+        ``wanted``: there are commands, so ask the other ranks which boundary they have reached. ``staying``: this rank
+        remains here (it is paused).
         """
         return self.chair.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Send the commands to the other ranks, where all ranks meet, and return them."""
+        """Send the users' commands to the other ranks, at a point of training where all ranks meet, and return them."""
         self.chair.offer(_packed(commands))
         return list(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Send the commands to the other ranks, at a point that every rank passes, and return them; usually there are
-        none.
+        """Send the users' commands to the other ranks, at a point of training that every rank passes, and return them;
+        usually there are none.
         """
         self.chair.order(_packed(commands) if commands else b"")
         return list(commands)
@@ -217,7 +218,7 @@ class FirstRank:
         return self.chair.decide(refusal)
 
     def over(self) -> None:
-        """Release the ranks that still wait for a verdict."""
+        """End the round of votes on commands: release the ranks that still wait for a verdict."""
         self.chair.over()
 
     def leave(self) -> None:
@@ -348,11 +349,15 @@ class OtherRank:
         return self.spoke.member.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
-        """Return the commands that rank 0 sends where all ranks meet; the argument is not used."""
+        """Return the users' commands that rank 0 sends at a point of training where all ranks meet; the argument is not
+        used.
+        """
         return _unpacked(self.spoke.member.offered())
 
     def order(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
-        """Return the commands that rank 0 sends at a point that every rank passes; the argument is not used."""
+        """Return the users' commands that rank 0 sends at a point of training that every rank passes; the argument is
+        not used.
+        """
         return _unpacked(self.spoke.member.ordered())
 
     def agree(self, refusal: str | None) -> str | None:
@@ -363,7 +368,7 @@ class OtherRank:
         return self.spoke.member.vote(refusal)
 
     def over(self) -> None:
-        """Answer no further message in this round of votes."""
+        """End the round of votes on commands: answer no further message of it."""
         self.spoke.member.over()
 
     def leave(self) -> None:

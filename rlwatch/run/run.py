@@ -96,11 +96,18 @@ class Link(Protocol):
         ...
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands of rank 0, on every rank, where all ranks meet. ``commands``: those of rank 0."""
+        """Return, on every rank, the users' commands that rank 0 has, at a boundary where all ranks meet.
+
+        ``commands``: on rank 0, these commands; on other ranks not used.
+        """
         ...
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands of rank 0, on every rank, at a point where only rank 0 knows whether there are any."""
+        """Return, on every rank, the users' commands that rank 0 has, at a point where only rank 0 knows whether there
+        are any.
+
+        ``commands``: on rank 0, these commands; on other ranks not used.
+        """
         ...
 
     def agree(self, refusal: str | None) -> str | None:
@@ -115,7 +122,7 @@ class Link(Protocol):
         ...
 
     def leave(self) -> None:
-        """Note that this rank leaves the boundary."""
+        """Note that this rank leaves the boundary (point at which commands may be executed) and trains on."""
         ...
 
     def close(self, deadline_s: float) -> bool:
@@ -398,8 +405,9 @@ class Run:
             self.log_spikes(batch)
 
     def tell_stall(self, kind: str, step: int | None, body: Mapping[str, Any]) -> None:
-        """Record an event that this process, or another rank, makes no progress or continues; called on a background
-        thread.
+        """Record an event about a stall: this process or another rank makes no progress, or makes progress again.
+
+        ``kind``: kind of the event. ``step``: last step, or None. ``body``: details. Called on a background thread.
         """
         self.event(kind, step, **body)
 

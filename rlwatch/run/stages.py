@@ -57,7 +57,11 @@ class Span(NamedTuple):
 
 
 class Opened:
-    """A stage that was entered and not left yet: its name, its beginning, and when its own time began to run again."""
+    """A stage of a training step that was entered and not left yet: its name, its beginning, and when its own time last
+    began to count.
+
+    The time of stages entered within it does not count.
+    """
 
     __slots__ = ("begin", "name", "resumed")
 
@@ -169,8 +173,9 @@ class StageClock:
             self._beyond[opened.name] = self._beyond.get(opened.name, 0.0) + took
 
     def take(self) -> list[Span]:
-        """Return the times of stages since the last call. An open stage is cut in two; spans beyond the limit are
-        merged.
+        """Return the spans of time spent in stages since the last call.
+
+        A stage that is still open is cut in two. Spans beyond a limit are merged into one for each stage.
         """
         now = time.perf_counter()
         for stack in list(self._open.values()):
@@ -187,7 +192,7 @@ class StageClock:
         return call_or(self.take, _nothing) or []
 
     def ended(self, step: int) -> None:
-        """Note that ``step`` has ended, for the pace of the run."""
+        """Note that ``step`` has ended, from which the usual time of a step is learnt."""
         now = time.perf_counter()
         self._moved = now
         if not self.begins(step):
@@ -197,7 +202,7 @@ class StageClock:
         self._step, self._stepped, self.used = step, now, True
 
     def begins(self, step: int) -> bool:
-        """Return whether ``step`` comes after the last step that ended."""
+        """Return whether ``step`` is higher than the last step that ended."""
         return self._step is None or step > self._step
 
     @property
@@ -207,13 +212,16 @@ class StageClock:
 
     @property
     def progress(self) -> float:
-        """Time at which the last step ended or the stage changed, in seconds of ``time.perf_counter``."""
+        """Time of the last sign of progress (a step ended or the stage changed), in seconds of
+        ``time.perf_counter``.
+        """
         return self._moved
 
     @property
     def patience_s(self) -> float:
-        """Number of seconds without progress that are not a stall yet, as in
-        :mod:`rlwatch.control.liveness` for rows.
+        """Number of seconds without progress that are not a stall yet: a multiple of the usual time of a step.
+
+        The same rule applies to rows in :mod:`rlwatch.control.liveness`.
         """
         floor = _floor()
         gaps = list(self._gaps)

@@ -86,7 +86,11 @@ def _members(name: str) -> list[str]:
 
 
 def streams(detector: Detector, max_size: int = 40) -> st.SearchStrategy[list[ClosedStep]]:
-    """Return a strategy for rows of a detector's metrics, with increasing steps, any gaps and any missing metrics."""
+    """Return a Hypothesis strategy for runs of a detector's metrics: rows with increasing steps, any gaps and any
+    missing metrics.
+
+    ``max_size``: largest number of rows.
+    """
     metrics = st.dictionaries(st.sampled_from(metric_names(detector)), values, max_size=6)
     rows = st.lists(st.tuples(st.integers(1, 20), metrics), max_size=max_size)
     return rows.map(_closed)
@@ -101,16 +105,19 @@ def _closed(rows: Sequence[tuple[int, dict[str, float]]]) -> list[ClosedStep]:
 
 
 def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Finding]]:
-    """Return the findings that a detector has at each row of ``stream``."""
+    """Return the findings that a detector reports for ``stream``: one list for each row, empty where it reports
+    nothing.
+    """
     return [detector.update(step) for step in stream]
 
 
 @cache
 def broken_run(seed: int = 0, length: int = 230, at: int = 60) -> tuple[ClosedStep, ...]:
-    """Return a healthy run in which everything goes wrong at step ``at``, so that detectors have findings.
+    """Return the rows of a run that is healthy until step ``at`` and then fails in many ways, so that detectors have
+    findings.
 
-    Held-out scores fall first. Entropy explodes and then, 40 steps on, collapses, while KL to the reference falls to
-    nothing, and the reward with it. Made once per arguments.
+    Held-out scores fall first. At ``at`` the entropy explodes, and 40 steps on it collapses, while KL to the reference
+    and the reward fall to nothing. ``length``: number of rows. Calls with equal arguments return one cached run.
     """
     return tuple(
         _gamed(row, at) if row.step < at else replace(row, metrics=_broken(row, row.step - at))
@@ -266,7 +273,9 @@ class DetectorContract:
         assert [f for per_row in findings for f in per_row if f.severity is Severity.CRITICAL] == []
 
     def test_arrival_does_not_change_the_findings_of_update(self, make: Make) -> None:
-        """Check that judging records on arrival does not change the findings of closed steps."""
+        """Check that calls of ``arrival`` (for a single row, before its step closes) do not change what ``update``
+        reports for closed steps.
+        """
         for run in broken_runs():
             eager = make()
             findings = []

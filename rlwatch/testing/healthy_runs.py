@@ -96,7 +96,8 @@ def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
 def critic_metrics(progress: float, row: dict[str, float], noise: random.Random) -> dict[str, float]:
     """Return metrics of a value function and of advantages for ``row``; the explained variance rises to a half.
 
-    ``progress`` is the share of the run that has passed, 0 to 1. Half of the rollouts are one version old.
+    ``progress`` is the share of the run that has passed, 0 to 1. ``noise``: source of the random deviations. Half of
+    the rollouts are by policy weights that are one version old.
     """
 
     def around(level: float, sigma: float = 0.2) -> float:
@@ -290,10 +291,10 @@ def healthy_metrics(step: int, length: int, noise: random.Random) -> dict[str, f
 
 
 def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Return metrics that need per-token tensors for ``row``: entropy by advantage sign, importance ratios, KL
-    estimates.
+    """Return metrics that a trainer can compute only from per-token tensors, for the step whose other metrics are in
+    ``row``: entropy by advantage sign, importance ratios, KL estimates.
 
-    The rollout engine is one or two versions old.
+    The rollout engine has weights that are one or two versions old. ``noise``: source of the random deviations.
     """
 
     def around(level: float, sigma: float = 0.2) -> float:

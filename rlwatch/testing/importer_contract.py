@@ -111,7 +111,9 @@ class ImporterContract:
 
     @pytest.mark.parametrize("written", ["nan", "inf", "-inf"])
     def test_what_is_not_finite_follows_the_sources_convention(self, log: Path, written: str) -> None:
-        """Check that a non-finite value is read by the source's convention: as a value, never absent and never 0."""
+        """Check that NaN or infinity, in the way that the source writes it (``written``), is read as that value, never
+        as absent or 0.
+        """
         name = self.names[0]
         rows = self.rows(4)
         rows[2][1][name] = float(written)

@@ -40,7 +40,9 @@ def a_message(message_id: str = "0123456789abcdef", **payload: JSON) -> OutboxMe
 
 
 class NotifierContract:
-    """Tests that every notifier must pass; ``secrets``: texts that it must never reveal."""
+    """Tests that every notification channel must pass. ``secrets``: texts, such as tokens in an address, that the
+    channel must never reveal.
+    """
 
     secrets: tuple[str, ...] = ()
 
@@ -107,7 +109,7 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.fixture
     def receiver(self) -> Iterator[WebhookReceiver]:
-        """Return a receiver that accepts everything."""
+        """Yield a local webhook receiver that accepts every message."""
         with WebhookReceiver(WebhookReply(200, body=self.yes), any_path=True) as receiver:
             yield receiver
 
@@ -252,7 +254,10 @@ def closed_port() -> int:
 
 @contextmanager
 def speaking(words: bytes, every_s: float | None = None) -> Iterator[str]:
-    """Serve ``words`` to every client after one read, then close; ``every_s``: seconds per byte, None for at once."""
+    """Run a local TCP server that sends ``words`` to every client after one read, then closes; yield its URL.
+
+    ``every_s``: seconds between two bytes; None: all bytes at once.
+    """
     server, done = socket.create_server(("127.0.0.1", 0)), threading.Event()
 
     def talk(connection: socket.socket) -> None:
@@ -287,6 +292,6 @@ def speaking(words: bytes, every_s: float | None = None) -> Iterator[str]:
 
 @contextmanager
 def dripping() -> Iterator[str]:
-    """Serve an HTTP answer that takes hours, one byte every 20 ms; gives the server's URL."""
+    """Run a local server whose HTTP answer takes hours, one byte every 20 ms; yield its URL."""
     with speaking(b"HTTP/1.1 200 OK\r\nX-Drip: " + b"x" * 1_000_000, every_s=0.02) as url:
         yield url

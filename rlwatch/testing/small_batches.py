@@ -33,8 +33,9 @@ class SmallRun:
 
     @property
     def last_in_time(self) -> int:
-        """Last step at which an alarm still is in time: ten steps after the failure began, or the third row from then
-        on, if later.
+        """Last step at which an alarm about the run's failure is still in time.
+
+        It is ten steps after the failure began, or the third row from there on, whichever is later.
         """
         assert self.onset is not None
         after = [row.step for row in self.rows if row.step >= self.onset]

@@ -344,7 +344,9 @@ class AlertContract(StoreHooks):
             store.outbox("run")
 
     def test_a_message_is_put_once(self, store: Store) -> None:
-        """Check that a message with a known id leaves the first one as it is, as two processes make the same ids."""
+        """Check that a second message with a known id does not replace the first, because two processes may write the
+        same message.
+        """
         fill(store)
         first = replace(message(), payload={"n": 1}, created_at=3.0)
         store.put_alerts([alert()], [first])
@@ -470,10 +472,12 @@ QUIET = Silence("s1", "ann", "node 7 is in repair", 10.0, 20.0, run="run", kind=
 
 
 class DeskContract(StoreHooks):
-    """Tests of composing messages about alerts, acknowledging and silencing."""
+    """Tests that a store composes messages about alerts, and keeps acknowledgements and silences."""
 
     def test_the_composer_sees_all_that_is_stored(self, store: Store) -> None:
-        """Check that the composer gets the alerts just stored, earlier messages, and acknowledgements."""
+        """Check that the function that composes messages gets the alerts just stored, earlier messages, and
+        acknowledgements.
+        """
         fill(store)
         store.put_alerts([alert("a1")], [message("m1")])
         taken = store.acknowledge(Acknowledgement("a1", "run", "ann", "mine", 3.0))
@@ -490,8 +494,8 @@ class DeskContract(StoreHooks):
         assert store.ledger("run") == Ledger((alert("a1"), alert("a2")), (message("m1"), message("m2")), (taken,))
 
     def test_what_was_written_already_is_not_written_again(self, store: Store) -> None:
-        """Check that composed messages with known ids are neither stored nor returned, also two of one id in one
-        call.
+        """Check that ``publish`` neither stores nor returns a composed message whose id is already stored, or occurs
+        twice in one call.
         """
         fill(store)
         store.publish("run", [], lambda _: [message("m1")])
@@ -504,7 +508,9 @@ class DeskContract(StoreHooks):
         assert [each.channel for each in store.outbox("run")] == ["hook", "hook"]
 
     def test_a_composer_that_fails_leaves_nothing_behind(self, store: Store) -> None:
-        """Check that an exception in the composer leaves the call's alerts unstored, so that it may be repeated."""
+        """Check that an exception in the function that composes messages leaves the call's alerts unstored, so that the
+        call may be repeated.
+        """
         fill(store)
 
         def broken(_: Ledger) -> list[OutboxMessage]:
@@ -516,7 +522,7 @@ class DeskContract(StoreHooks):
         assert store.ledger("run").alerts == ()
 
     def test_many_composers_never_write_one_thing_twice(self, store: Store) -> None:
-        """Check that of many composers that each write a message only if there is none, exactly one writes."""
+        """Check that if many threads each write a message only where none is stored, exactly one message is stored."""
         fill(store)
 
         def first_only(ledger: Ledger) -> list[OutboxMessage]:

@@ -57,8 +57,8 @@ class ReadingContract(StoreHooks):
     """Tests that records, events, series, findings and batches of a run are read as they were written."""
 
     def test_many_questions_asked_at_once_are_answered_as_ever(self, store: Store) -> None:
-        """Check that queries inside ``at_once`` give the usual answers, and that later queries have data written
-        meanwhile.
+        """Check that queries inside the store's ``at_once`` context give the usual results, and that later queries have
+        data that were written meanwhile.
         """
         fill(store, steps(1, 2))
         fill(store, steps(7), run_id="other")
@@ -319,7 +319,9 @@ class ReadingContract(StoreHooks):
 
     @pytest.mark.parametrize("reason", [FAR_OUT, NON_FINITE])
     def test_the_screen_of_far_out_tokens_reads_as_one_under_its_old_name_too(self, store: Store, reason: str) -> None:
-        """Check that the screening value that older runs stored as ``contribution`` is read under its present name."""
+        """Check that the column ``contribution`` of older runs, an estimate of each token's gradient, is read under its
+        present name ``screen``.
+        """
         fill(store, [SpikeBatch(1, {"contribution": np.array([2.0]), "logp": np.array([-1.0])}, reason)])
 
         assert list(store.spikes("run")[0].columns) == ["screen", "logp"]

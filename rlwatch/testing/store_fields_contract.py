@@ -66,15 +66,18 @@ def _kind_of_newer(kind: Any) -> Any:
 
 
 def of_newer(record: _T, **more: object) -> _T:
-    """Return the record as a newer rlwatch would make it: with more fields and values; ``more`` replaces these
-    values.
+    """Return ``record`` as a newer version of rlwatch would make it: with fields that this version does not know.
+
+    ``more``: values of these fields; default ones if none are given.
     """
     made: _T = _kind_of_newer(type(record))(**{**codec.encoded(record), **(more or _NEWER_VALUES)})
     return made
 
 
 def extra_of(record: Any) -> str:
-    """Return the fields of a newer rlwatch that a record kept, as text, so that NaN equals itself."""
+    """Return the fields of a record that this version of rlwatch does not know, as text, so that NaN equals itself;
+    ``"None"`` without any.
+    """
     return repr(getattr(record, codec.EXTRA, None))
 
 
@@ -161,9 +164,7 @@ class FieldsContract(StoreHooks):
         assert [extra_of(each) for each in self.reopen(store).alerts("run")] == ["{'gone': None}"]
 
     def test_the_first_of_one_id_keeps_its_own_fields(self, store: Store) -> None:
-        """Check that a second record with a known id, which is not written, does not change the first one's fields
-        either.
-        """
+        """Check that a second record with a known id is not written, and so adds no fields to the first record."""
         fill(store)
         store.submit(command())
         store.put_alerts([], [message()])

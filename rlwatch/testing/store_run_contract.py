@@ -46,13 +46,15 @@ class StoreHooks:
 
 
 def new_run() -> str:
-    """Return a run id that is new in this process: examples of one property share a store."""
+    """Return a run id that is new in this process, because all examples of one Hypothesis test share a store."""
     return f"run{next(_numbers)}"
 
 
 def fill(store: Store, items: Sequence[Storable] = (), run_id: str = "run", *, finish: bool = False) -> RunInfo:
-    """Write ``items`` in one attempt of the run ``run_id``, end it if ``finish``, and return the run as its writer had
-    it.
+    """Write ``items`` in one attempt (process) of the run ``run_id``; return the description of the run that its writer
+    has at the end.
+
+    ``finish``: whether to end the run as finished.
     """
     writer = store.open_run(RunInfo(run_id))
     writer.write(items)
@@ -179,7 +181,9 @@ class RunContract(StoreHooks):
         writer.close()
 
     def test_heartbeats_show_the_stage_that_the_next_attempt_does_not_have(self, store: Store) -> None:
-        """Check that readers see the newest stage, until a heartbeat has none or the next attempt begins."""
+        """Check that readers see the stage (sampling, update...) of the newest heartbeat; it is empty if that heartbeat
+        has none, or a new attempt has begun.
+        """
         writer = store.open_run(RunInfo("run"))
         seen = []
         for beat in ((77.0, "sampling", 70.0), (78.5, "reward", 78.0), (79.0,), (80.0, "update", 79.5)):
@@ -421,8 +425,8 @@ class ForecastContract(StoreHooks):
         assert store.forecasts("run", last=2) == written[1:]
 
     def test_forecasts_are_series_of_the_run(self, store: Store) -> None:
-        """Check that numbers of forecasts are series with the steps and numbers of their records, next to measured
-        ones.
+        """Check that values of forecasts are read as series, like measured metrics, with the step and sequence number
+        of the row at which each was made.
         """
         fill(store, [StepRecord(7, {"kl": 1.0}), StepRecord(9, {"kl": 2.0}), forecast(7, 0.1, 1), forecast(9, 0.7, 2)])
 

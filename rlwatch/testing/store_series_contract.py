@@ -112,7 +112,9 @@ class SeriesContract(StoreHooks):
         assert [item.seq for item in followed] == list(range(2001, 2901))
 
     def test_what_is_new_is_above_a_seq(self, store: Store) -> None:
-        """Check that ``after_seq`` returns each newer row exactly once, including rows written later, or none."""
+        """Check that queries with ``after_seq`` return each newer row exactly once, including rows written later, and
+        nothing if there is no newer row.
+        """
         written = long_run(store)
         for after in (0, 2500, 13000, 10**9):
             for name, series in store.series("run", _NAMES, after_seq=after).items():
