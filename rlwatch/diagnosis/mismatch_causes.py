@@ -29,7 +29,7 @@ SLOPE, ALIGNED = "mismatch/logp_slope", "mismatch/logp_corr"
 PER_VERSION, AGE, SYNC = "mismatch/absdiff_per_version", "staleness/mean", "engine/weight_sync"
 DIFFER = "mismatch/weights_differ"
 TEMPLATE_RATIO, TEMPLATE_SHARE = "mismatch/template_ratio", "mismatch/template_share"
-ROUTED, MOVED = "mismatch/routing_ratio", "mismatch/routing_layer_frac"
+ROUTED, MOVED = "mismatch/routing_ratio", "mismatch/routing_token_frac"
 GAP_METRICS = frozenset(
     {
         GAP, WEIGHT, ABOVE, LATE, TEMPERATURE, EXPLAINED, SLOPE, ALIGNED, PER_VERSION, AGE, SYNC, DIFFER,
@@ -85,8 +85,9 @@ errors, from which on the gap grows along responses. For other causes it was 0.9
 """
 AT_TEMPLATES, THERE = 3.0, 0.2
 """Gap of template and control tokens over that of the others, at equal room, and their least share of the gap."""
-AFTER_MOVED, REROUTED = 2.5, 0.01
-"""Gap after tokens that went to other experts over that of the others, at equal room, and their least share."""
+AFTER_MOVED, OF_MOVED = 2.0, 0.28
+"""Gap after tokens that went to other experts over that of the others, at equal room, and the least share of the gap
+that lies there. Rounded weights move few tokens, and the gap lies elsewhere: .15 and less, .44 and more for routers."""
 WITH_AGE, FEWEST = 0.8, 10
 """Smallest correlation of gap and age over the rows, and smallest number of rows for it."""
 OF_AGE = 0.5
@@ -354,11 +355,14 @@ def template(now: Mapping[str, float]) -> GapCause | None:
 def router(now: Mapping[str, float]) -> GapCause | None:
     """Detect a router that chooses other experts: the gap follows the tokens that it sent elsewhere."""
     ratio, moved = now.get(ROUTED), now.get(MOVED)
-    if ratio is None or moved is None or ratio < AFTER_MOVED or moved < REROUTED:
+    if ratio is None or moved is None or ratio < AFTER_MOVED or not 0.0 < moved < 1.0:
+        return None
+    share = moved * ratio / (moved * ratio + 1.0 - moved)
+    if share < OF_MOVED:
         return None
     text = (
-        f"the gap after tokens that went to other experts is {number(ratio, 3)} times that of the others, at equal "
-        f"probability, and {moved:.0%} of the (token, layer) pairs did"
+        f"{share:.0%} of the gap lies after the {moved:.0%} of tokens that went to other experts, where it is "
+        f"{number(ratio, 3)} times that of the others, at equal probability"
     )
     return GapCause(MismatchCause.ROUTER, text)
 

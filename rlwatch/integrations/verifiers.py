@@ -179,7 +179,7 @@ class VerifierTally:
             ERRORS + name: _share(self.checks, self.errors),
             TIMEOUTS + name: _share(self.checks, self.timeouts),
             SECONDS + name: _share(self.calls, self.seconds),
-            SECONDS_MAX + name: Max(_number(self.calls), _number(self.seconds_max)),
+            SECONDS_MAX + name: Max(number_tensor(self.calls), number_tensor(self.seconds_max)),
         }
         if self.answers:
             found[ABSENT + name] = _share(self.answers, self.absent)
@@ -190,12 +190,13 @@ class VerifierTally:
         return found
 
 
-def _number(value: float) -> Tensor:
+def number_tensor(value: float) -> Tensor:
+    """Return a 0-d tensor on the CPU, for statistics of what no device measured."""
     return torch.tensor(float(value), dtype=torch.float32, device="cpu")  # float64 would double all that travels
 
 
 def _share(count: int, part: float) -> Mean:
-    return Mean(_number(count), _number(part))
+    return Mean(number_tensor(count), number_tensor(part))
 
 
 @dataclass(slots=True)

@@ -654,6 +654,14 @@ ROLLOUTS: tuple[Metric, ...] = (
     Metric("turns/max", Family.ROLLOUTS, "turns", "turns of the longest conversation", 0.0, aggregator="maximum", aliases=(same("num_turns/max", "verl"), same("training/num_turns/max", "verl"))),
 )
 OPEN_ROLLOUTS: tuple[Metric, ...] = (
+    nats("turns/entropy/", Family.ROLLOUTS, "mean entropy of the policy's tokens in one turn of a conversation, the last one all later ones", low=0.0),
+    nats("turns/absdiff/", Family.ROLLOUTS, "mean |log trainer - log rollout| of these tokens", low=0.0),
+    Metric("tool/calls/", Family.ROLLOUTS, "calls", "calls of a tool", 0.0, aggregator="sum"),
+    fraction("tool/errors/", Family.ROLLOUTS, "calls of a tool that failed", aggregator="call fraction"),
+    fraction("tool/error_kinds/", Family.ROLLOUTS, "calls of a tool that failed with one kind of error, as tool.kind", aggregator="call fraction"),
+    fraction("tool/timeouts/", Family.ROLLOUTS, "calls of a tool that timed out", aggregator="call fraction"),
+    Metric("tool/seconds/", Family.ROLLOUTS, "s", "time of one call of a tool", 0.0, aggregator="call mean"),
+    Metric("tool/seconds_max/", Family.ROLLOUTS, "s", "longest call of a tool", 0.0, aggregator="maximum"),
     Metric("len/by_task/", Family.ROLLOUTS, "tokens", "mean length of the responses to one task or data source", 0.0, aggregator="sequence mean"),
 )
 

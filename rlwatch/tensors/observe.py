@@ -35,6 +35,7 @@ from rlwatch.tensors.mergeable import Stats
 from rlwatch.tensors.mismatch import observe_divergence, observe_mismatch, observe_mismatch_detail
 from rlwatch.tensors.responses import observe_length_tail, observe_lengths
 from rlwatch.tensors.tokens import TokenBatch, observe_environment
+from rlwatch.tensors.turns import observe_turns
 
 Observer = Callable[[TokenBatch], Stats]
 """Function that returns the statistics of one subject for a batch; without those whose inputs the batch lacks.
@@ -57,6 +58,7 @@ CORE: tuple[Observer, ...] = (
     observe_environment,
     observe_control,
     observe_energy,
+    observe_turns,
 )
 """Observers that cost a pass or two over (B, T) each."""
 

@@ -26,6 +26,7 @@ METHODS = (
     "state_dict",
     "load_state_dict",
     "verifier",
+    "tool",
     "stage",
 )
 

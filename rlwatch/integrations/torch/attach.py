@@ -412,6 +412,7 @@ class Watcher(Steering):
         recording = _recording(run, init_arguments, link)
         self._rows = wanted.rows
         self._verifier_names: set[str] = set()
+        self._tool_names: set[str] = set()
         super().__init__(
             means, recording, owned=run is None, level=level, strict=wanted.strict, decode=decode, snapshots=keep_states
         )
@@ -531,6 +532,39 @@ class Watcher(Steering):
             self.collector.canaries.append(CanaryScorer(wish, score))
         self._verifier_names.add(name)
         measured = self.collector.verifiers.metered(name, function)
+        return measured if is_async(function) else Tapped(function, measured)  # which can be copied and pickled
+
+    def tool(self, name: str, function: Callable[P, R], *, failed: Callable[[R], bool] | None = None) -> Callable[P, R]:
+        """Return ``function``, a tool that the policy calls, measured by ``name`` whenever it is called.
+
+        It gets the same arguments and returns the same result, or raises the same exception; it may be a coroutine
+        function and run in any thread. Recorded for each step are the number of calls, the shares that failed (by kind
+        of error) and timed out, and the seconds of a call.
+
+        Parameters
+        ----------
+        name
+            Name of the tool in metrics.
+        function
+            The tool.
+        failed
+            Whether a result reports an error, for a tool that returns errors instead of raising them.
+
+        Raises
+        ------
+        ConfigError
+            If ``function`` or ``failed`` cannot be called, or ``name`` is empty or given twice.
+
+        >>> watcher = Watcher(store="memory://tool-doctest")
+        >>> divide = watcher.tool("divide", lambda a, b: a / b)
+        >>> divide(1, 2)
+        0.5
+        >>> watcher.finish()
+        """
+        compat.check_verifier(name, function, self._tool_names)
+        compat.check_callables(failed=failed)
+        self._tool_names.add(name)
+        measured = self.collector.tools.metered(name, function, failed)
         return measured if is_async(function) else Tapped(function, measured)  # which can be copied and pickled
 
     def observe(
@@ -728,7 +762,7 @@ def _of_nothing(of: type[Watcher], run: Run) -> Watcher:
     """Return a watcher for an inert run, created without the constructor, which links ranks."""
     watcher, means = of.__new__(of), Means()
     Steering.__init__(watcher, means, run, owned=False, level=Level.SCALARS, strict=False)
-    vars(watcher).update(_rows=None, _localiser=None, _verifier_names=set())
+    vars(watcher).update(_rows=None, _localiser=None, _verifier_names=set(), _tool_names=set())
     reads = (Level.SCALARS, LossSettings(), means, GenerationReader(()), Samples(run, measure=False))
     watcher.collector = Collector(watcher.steps, *reads)
     return watcher

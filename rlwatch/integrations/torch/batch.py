@@ -120,13 +120,12 @@ class BatchReader:
     def _from_logits(self, given: dict[str, Any]) -> None:
         """Compute entropy, and log-probs if the ids are known, unless they were given."""
         logits, ids, heat = given["logits"], given.get("ids"), self.settings.temperature
-        if "logp" not in given and ids is not None:
-            logp, entropy, collision = _over_rows(
+        if ids is not None:
+            computed = _over_rows(
                 lambda x, i: token_logp_entropy_collision(*_paired(x, i), temperature=heat), logits, ids
             )
-            given["logp"] = logp
-            given.setdefault("entropy", entropy)
-            given.setdefault("collision", collision)
+            for name, values in zip(("logp", "entropy", "collision"), computed, strict=True):
+                given.setdefault(name, values)
         elif "entropy" not in given:
             (given["entropy"],) = _over_rows(lambda x: (token_entropy(x, temperature=heat),), logits)
 

@@ -21,6 +21,8 @@ from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import UNKEPT, Localiser, Spike, scale_of
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
+from rlwatch.integrations.tools import TAP as TOOL_TAP
+from rlwatch.integrations.tools import ToolMeter
 from rlwatch.integrations.torch.batch import NO_DATA, BatchReader, GenerationReader, LossSettings, Samples
 from rlwatch.integrations.torch.commands import Means
 from rlwatch.integrations.torch.localise import LoopCall, LossPasses
@@ -222,6 +224,7 @@ class Collector:
     _rates: Mapping[str, float | Tensor] | None = field(default=None, init=False)
     _loss_passes: LossPasses = field(init=False)
     verifiers: VerifierMeter = field(init=False)
+    tools: ToolMeter = field(init=False)
     canaries: list[CanaryScorer] = field(default_factory=list, init=False)
     _update: UpdateSample | None = field(default=None, init=False)
     _pace: UpdatePace = field(default_factory=UpdatePace, init=False)
@@ -230,6 +233,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         self.verifiers = VerifierMeter(self.steps.seam)
+        self.tools = ToolMeter(self.steps.seam)
         self._loss_passes = LossPasses(RecordedPasses() if self.localiser is None else self.localiser.passes)
         if self.localiser is not None:
             self.localiser.rewards = self._loss_passes.origin.identify
@@ -352,6 +356,9 @@ class Collector:
     def _count_verifiers(self) -> None:
         self.steps.tally.add_stats(self.verifiers.take())
 
+    def _count_tools(self) -> None:
+        self.steps.tally.add_stats(self.tools.take())
+
     def _localise(self) -> None:
         """Localise the gradient, which is complete and not used yet."""
         model, localiser = self.means.model, self.localiser
@@ -370,6 +377,7 @@ class Collector:
         self._begin()
         broken = self.steps.seam.attempt("loss", _broken, inputs["loss"])
         self.steps.seam.attempt(TAP, self._count_verifiers)
+        self.steps.seam.attempt(TOOL_TAP, self._count_tools)
         self.steps.seam.attempt(UPDATE_TAP, self._measure_update)
         refused = self.steps.add_all({**self._standing(), **_named(inputs, broken), **scalars})
         number = self.steps.last + 1
