@@ -27,6 +27,18 @@ HOSTILE = '<script>alert("name")</script> **bold** ' + "a very long name " * 9
 Act = Callable[[Any], None]
 
 
+def alive(where: Path) -> None:
+    """Let the trainer of the run in danger give a sign of life, or its commands would be refused after a while."""
+    from rlwatch.store.url import open_store
+
+    store = open_store(str(where))
+    if any(run.run_id == "danger" for run in store.runs()):
+        writer = store.amend_run("danger")
+        writer.heartbeat(time.time())
+        writer.close()
+    store.close()
+
+
 def curve(place: int, *, lost: int = 10**9) -> Callable[[int], dict[str, float]]:
     """Return the metrics of a run by step; its entropy collapses at ``lost``."""
     draws = random.Random(place)
@@ -90,8 +102,8 @@ def make(where: Path) -> None:
     took = (("sampling", 21.0), ("reward", 4.0), ("logprobs", 3.0), ("update", 9.0), ("weight_sync", 1.0))
     writer = store.amend_run("danger")
     writer.write([spans(step, *took) for step in range(290, 301)])
-    writer.heartbeat(time.time())
     writer.close()
+    alive(where)
     add_step_note(store, "danger", 150, "swapped the judge for the 14B one", by="ann")
     store.close()
 
@@ -167,7 +179,7 @@ STATES: dict[str, tuple[str, Act]] = {
 }  # fmt: skip
 
 
-def pictures(address: str, names: list[str], themes: list[str], widths: list[int], out: Path) -> list[str]:
+def pictures(address: str, store: Path, names: list[str], themes: list[str], widths: list[int], out: Path) -> list[str]:
     """Take the pictures; returns what went wrong."""
     from playwright.sync_api import Error, sync_playwright
 
@@ -181,6 +193,7 @@ def pictures(address: str, names: list[str], themes: list[str], widths: list[int
         for theme in themes:
             for name in names:
                 where, act = STATES[name]
+                alive(store)
                 context = browser.new_context(viewport={"width": max(widths), "height": 900}, color_scheme=theme)
                 context.set_default_timeout(WAIT_MS)
                 conftest.log_in(context, address)
@@ -249,7 +262,7 @@ def main() -> None:
         ):
             if some:
                 with conftest.serving(str(store)) as address:
-                    wrong += pictures(address, some, themes, widths, options.out)
+                    wrong += pictures(address, store, some, themes, widths, options.out)
     sheet(options.out)
     count, took = len(names) * len(themes) * len(widths), time.monotonic() - began
     print(f"{count} pictures in {took:.0f} s: {options.out}/sheet.html")

@@ -1,6 +1,6 @@
 """A person's first minute: which run is in danger, from there to what may be done, two tabs, and back.
 
-The other tasks stand where their pages are tested: from a spike to its rollout and a step beside one fifty later
+The sixteen tasks with their presses are in test_browser_sixteen.py. The other tasks stand where their pages are tested: from a spike to its rollout and a step beside one fifty later
 (rollouts), four runs and their settings, seeds as a band, a post-mortem (compare), a reset (reset), pause and a lower
 rate of real training (commands), acknowledging, silencing, judging a forecast, a rule and its webhook (pages), a link
 that restores everything (charts), search to deletion (fleet), quantiles (tokens).
