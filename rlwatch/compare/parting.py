@@ -361,10 +361,11 @@ def _held(beyond: Floats, above: float = 1.0, *, short: bool = True) -> NDArray[
 
 
 def _reach(u: Floats, v: Floats, lags: Floats) -> Floats:
-    """Return the largest change of the difference over each of ``lags`` rows that chance explains.
+    """Return the largest change of the difference of two runs over each of ``lags`` rows that chance explains.
 
-    The sum of the noise of single rows and the drift of the level. The drift is the larger of the observed drift of the
-    difference and that of two independent runs which drift like these. Beyond the observed lags it is extrapolated.
+    It is the sum of the noise of single rows and the drift of the level. The drift is the larger of the observed drift
+    of the difference and that of two independent runs that drift like these two. Beyond the observed lags it is
+    extrapolated.
     """
     held = 2 ** np.arange(0, max(1, int(math.log2(max(len(u) // 4, 2)))) + 1)
     alone, together = (np.array(column) for column in zip(*(_apart(u, v, lag) for lag in held.tolist()), strict=True))
@@ -392,7 +393,7 @@ def _apart(u: Floats, v: Floats, lag: int) -> tuple[float, float]:
 
 
 def _levels(values: Floats, rows: int) -> Floats:
-    """Return running means."""
+    """Return the means of every ``rows`` consecutive values."""
     if rows < 2:
         return values
     sums = np.cumsum(np.concatenate(([0.0], values)))
@@ -417,7 +418,7 @@ def _spread(values: Floats) -> float:
 
 
 def _quantiles(values: Floats, shares: tuple[float, ...]) -> list[float]:
-    """Return a quantile like ``np.quantile``, ten times as fast for few rows."""
+    """Return the quantiles of ``values`` at ``shares`` as ``np.quantile`` does, ten times as fast for few rows."""
     last = len(values) - 1
     places = [divmod(share * last, 1.0) for share in shares]
     lows = [int(low) for low, _ in places]

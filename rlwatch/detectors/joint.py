@@ -370,7 +370,9 @@ class Watch:
         return 0.0, max(most - self.level, 0.0) / NORMAL_80, math.inf
 
     def _sound(self) -> list[float]:
-        """Return the reference rows before the suspected failure, whose own rows are not chance variation."""
+        """Return the metric in the reference rows before the suspected failure, whose own rows are not chance
+        variation.
+        """
         rows, since = self._rows, self._beyond.since
         return [x for step, x, _ in islice(rows, len(rows) - LAST) if since is None or step < since]
 
@@ -535,7 +537,7 @@ class RewardFall:
         return evidence((held - now) / max(1.2 * self._unsure() / math.sqrt(LAST), 1e-9))
 
     def _unsure(self) -> float:
-        """Return the standard deviation of one row, allowing for rare lucky rows."""
+        """Return the standard deviation of the mean reward of one row, allowing for rare lucky rows."""
         sound = self._sound()
         return max(uneven_noise_of(sound), noise(sound))
 
@@ -545,7 +547,7 @@ class RewardFall:
         return self._answers.error
 
     def _sound(self) -> list[float]:
-        """Return the rows before the suspected fall: its own jumps would hide it."""
+        """Return the mean rewards of the rows before the suspected fall: the jumps of the fall would hide it."""
         values, since = [v for _, v in self._rows], self._before
         sound = len(values) - LAST if since is None else sum(s < since for s, _ in self._rows)
         return values[: max(min(sound, len(values) - LAST), FEWEST_ROWS)]

@@ -137,7 +137,7 @@ class Rise:
         self._last, self._blank = steps[-1], 0
 
     def _see(self, step: int, value: float, risen: float) -> None:
-        """Add a row to the windows."""
+        """Add the metric's ``value`` at ``step`` to the windows; ``risen``: the value on the limit's scale."""
         if self._raw is self._now and math.copysign(1.0, value) < 0.0:
             self._raw = self._now.copy()
         self._now.update(step, risen)
@@ -145,7 +145,7 @@ class Rise:
             self._raw.update(step, value)
 
     def _catch_up(self) -> None:
-        """Process the buffered rows."""
+        """Add the buffered rows to the windows."""
         for step, value, risen in self._aside:
             self._see(step, value, risen)
             self._row.update(step, condition=False)

@@ -81,7 +81,7 @@ def copy_shared(source: Store, target: Store) -> None:
 
 
 class _Trail:
-    """The rows of a run in the source, prepared to be written again attempt by attempt."""
+    """The rows of a run in the source store, prepared to be written again to the target attempt by attempt."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         shown = store.run(run_id)

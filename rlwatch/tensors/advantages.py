@@ -157,7 +157,7 @@ def actions_lost(loss: Tensor, mask: Tensor) -> Tensor:
 
 
 def _below(x: Tensor, limit: float) -> Tensor:
-    """Return 1.0 where below, 0.0 elsewhere, NaN where ``x`` is NaN."""
+    """Return 1.0 where ``x`` is below ``limit``, 0.0 elsewhere, and NaN where ``x`` is NaN."""
     return torch.where(x.isnan(), x, (x < limit).to(x.dtype))
 
 

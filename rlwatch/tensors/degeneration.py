@@ -196,7 +196,10 @@ def distance_back(ids: Tensor, on: Tensor) -> Tensor:
 
 
 def _hashes(ids: Tensor, width: int) -> Tensor:
-    """64-bit hash of each window, (B, width), by doubling: of 1, 2, 4 ... tokens."""
+    """Return a 64-bit hash of each window of LOOP_WINDOW tokens of ``ids``, (B, width).
+
+    Hashes of windows twice as long follow from those of shorter ones: of 1, 2, 4 ... tokens.
+    """
     # A polynomial in _MIX modulo 2**64: hash(ab) = hash(a) * _MIX**len(a) + hash(b), so windows of 2n tokens follow
     # from those of n in one multiplication. Two of 10^5 windows collide with probability 3e-10.
     if not width:
@@ -209,7 +212,7 @@ def _hashes(ids: Tensor, width: int) -> Tensor:
 
 
 def _wrap(x: int) -> int:
-    """Wrap around as an int64 overflows."""
+    """Return ``x`` as an int64 holds it after an overflow."""
     return (x + 2**63) % 2**64 - 2**63
 
 

@@ -204,7 +204,10 @@ BOUNDS = (1.0, 5.0)
 
 
 def _largest(c: Tensor, mask: Tensor, fraction: float) -> tuple[torch.return_types.topk, Tensor]:
-    """More than enough of the largest of ``c``, and which of them are the ``fraction`` of ``mask``."""
+    """Return the largest values of ``c`` (at least as many as are wanted), and a mask of those that are wanted.
+
+    Wanted is the share ``fraction`` of the elements inside ``mask``, at least one.
+    """
     # floor(fraction n) needs n, which only the device knows. So as many as would be needed if nothing was masked are
     # taken, and those beyond the true number are switched off. float64: 0.002 n must not round across a whole number.
     top = keep(c, mask, -torch.inf).flatten().topk(min(c.numel(), max(1, int(c.numel() * fraction))))
@@ -214,7 +217,10 @@ def _largest(c: Tensor, mask: Tensor, fraction: float) -> tuple[torch.return_typ
 
 
 def _mean_of_largest(c: Tensor, times: Tensor, fraction: float) -> Tensor:
-    """Mean of the ``fraction`` of largest ``c`` (N,), each counted ``times`` (N,) times; of one at least."""
+    """Return the mean of the largest values of ``c`` (N,), each of which counts ``times`` (N,) times.
+
+    Averaged is the share ``fraction`` of all counts, at least one.
+    """
     top = c.topk(min(len(c), max(1, int(float(times.sum()) * fraction))))  # as if each counted once: more than enough
     weights = times[top.indices]
     wanted = (times.sum() * fraction).floor().clamp(min=1)
@@ -301,7 +307,7 @@ class Pairs(Stat):
         return torch.cat([piece.expand_as(x).flatten() for piece, x in zip(pieces, self.logp, strict=True)])
 
     def _fraction(self, flags: Tensor, mask: Tensor) -> Tensor:
-        """Mean of the ``flags`` (N,) over all pairs inside the mask."""
+        """Return the mean of ``flags`` (N,) over all pairs inside ``mask``."""
         times = self.times(mask)
         if times is None:
             return masked_mean(flags, mask)

@@ -110,7 +110,9 @@ class GradientTrail:
 
 
 def _followed(parameters: Sequence[nn.Parameter]) -> tuple[nn.Parameter, ...]:
-    """Return up to ``TENSORS`` of the trained tensors that are whole here, evenly spaced; of one device."""
+    """Return up to ``TENSORS`` of the trained parameters that this rank holds whole, evenly spaced, all on one
+    device.
+    """
     whole = [one for one in parameters if one.requires_grad and _whole(one)]
     whole = [one for one in whole if one.device == whole[0].device]
     stride = max(1, -(-len(whole) // TENSORS))
@@ -124,7 +126,11 @@ def _whole(weight: nn.Parameter) -> bool:
 
 
 def _sample(parameters: Sequence[nn.Parameter], turn: int) -> Tensor:
-    """Elements of the gradients (K,), float32, copied; 0 of a tensor without one."""
+    """Return a copy of sampled elements of the parameters' gradients, (K,) float32; 0 for a parameter without a
+    gradient.
+
+    ``turn``: number of the step, which selects the elements.
+    """
     rows = []
     for parameter in parameters:
         places, grad = places_of(parameter.numel(), turn), parameter.grad

@@ -196,7 +196,10 @@ def partitioned(parameter: Parameter) -> bool:
 
 
 def _partition(parameter: Any) -> Tensor | None:
-    """Return the part of a gradient of DeepSpeed on this rank; None if it has none, or after the engine's step."""
+    """Return the part of the gradient of ``parameter`` that DeepSpeed keeps on this rank.
+
+    None if this rank has none of it, or after the engine's step.
+    """
     mapping = parameter._hp_mapping  # noqa: SLF001  (DeepSpeed's own API gathers the whole)
     if mapping is None:
         return None
@@ -208,7 +211,7 @@ def _partition(parameter: Any) -> Tensor | None:
 
 
 def _squares(grads: list[Tensor]) -> list[Tensor]:
-    """The sum of squares of each, float32, all on one device."""
+    """Return the sum of squares of each of ``grads``, float32, all on one device."""
     wide = torch.float64 if any(grad.dtype is torch.float64 for grad in grads) else torch.float32  # it only widens
     # Norms in one launch and squared again, because torch has no fused sum of squares; each tensor is accumulated in
     # float32 at least. Squares, unlike norms, add up over tensors, layers and ranks.

@@ -97,7 +97,11 @@ def observe_kl(batch: TokenBatch) -> Stats:
 
 
 def _shares(batch: TokenBatch, estimate: Tensor) -> Stats:
-    """Shares of the k3 sum that tokens of negative advantage hold, and tokens of old probability below 0.1."""
+    """Return shares of the sum of k3 over tokens: that of tokens with negative advantage, and with old probability
+    below 0.1.
+
+    ``estimate`` (B, T): k3 of each token.
+    """
     old = widen(batch.trainer_logp)
     part = indicator(old < UNLIKELY, old) * estimate
     stats: Stats = {"policy/kl_ref_unlikely_share": ShareStat.of(part, estimate, batch.mask)}

@@ -47,7 +47,7 @@ def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
 
 
 class _Counted(threading.local):
-    """Counts of the masks that this thread uses now: (mask, count) by identity, shape and type."""
+    """Counts of the masks that this thread uses at present: identity, shape and type of a mask -> (mask, count)."""
 
     counts: dict[tuple[int, torch.Size, torch.dtype], tuple[Tensor, Tensor]] | None = None
 
@@ -130,7 +130,7 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
 
 
 def _in_order(x: Tensor, places: Tensor) -> Tensor:
-    """The values of ``x`` (N,) that stand at ``places`` (K,) once it is sorted, NaN last."""
+    """Return the values of ``x`` (N,) that are at the positions ``places`` (K,) of the sorted ``x``, NaN last."""
     if x.device.type != "cpu":
         return x.sort().values.gather(0, places)
     ranks = places.numpy()

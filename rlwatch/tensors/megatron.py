@@ -113,7 +113,7 @@ def first_of_copies() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The place of this rank among the ranks that share dense parameters, or experts."""
+    """Sizes of the groups of ranks that share a dense parameter, or an expert, and the index of this rank in each."""
 
     tensor: int
     tensor_rank: int
@@ -181,7 +181,7 @@ def _buffered(chunk: Any) -> bool:
 
 
 def _outside(chunk: Any) -> bool:
-    """True if gradients lie in buffers of Megatron's that ``chunk`` does not show."""
+    """Return True if gradients lie in buffers of Megatron's that the module ``chunk`` does not give access to."""
     return not _buffered(chunk) and any(hasattr(p, "main_grad") for p in chunk.parameters())
 
 

@@ -213,12 +213,15 @@ def merge(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
 
 
 def _plain_sum(stat: Stat | None) -> TypeGuard[Total]:
-    """True if a merge only adds count and sum."""
+    """Return True if merging the statistic only adds count and sum."""
     return type(stat) in (Total, Mean)
 
 
 def _added(sums: Sequence[tuple[str, Total, Total]]) -> Stats:
-    """Sums and means of two batches together, in a few operations over all of them; a shared count is added once."""
+    """Return the merged sums and means of two batches, as few operations over all of them.
+
+    ``sums``: name of each metric with its statistic in either batch. A count that several metrics share is added once.
+    """
     if not sums:
         return {}
     # A micro-batch has dozens of sums over one mask. Added one by one they would be as many kernel launches; so equal
@@ -396,7 +399,10 @@ class Quantile(Stat):
 
 
 def _quantile_of_repeated(x: Tensor, times: Tensor, q: float) -> Tensor:
-    """:func:`masked_quantile` of the values ``x`` (N,), each counted ``times`` (N,) times, 0 times included."""
+    """Return the quantile ``q`` of the values ``x`` (N,), each of which counts ``times`` (N,) times, 0 included.
+
+    Computed as :func:`masked_quantile` does.
+    """
     # The cumulated counts are the ends of runs of equal values: the value at place k is that of the first run whose end
     # lies beyond k, found by bisection instead of by repeating the values.
     ordered, order = torch.where(times > 0, x, torch.inf).sort()

@@ -152,7 +152,9 @@ def gap_stats(gap: LogProbGap, at: Thresholds = USUAL) -> Stats:
 
 
 def _log_prob_stats(gap: LogProbGap) -> Stats:
-    """Statistics of d, nats; ``mult_prob_error`` is NeMo-RL's mean of exp |d|, >= 1."""
+    """Return statistics of d, the difference of log-probs, in nats; ``mult_prob_error`` is NeMo-RL's mean of exp |d|,
+    >= 1.
+    """
     distance = gap.d.abs()
     return {
         "mismatch/kl": Mean.of(-gap.d, gap.scored),
@@ -164,7 +166,10 @@ def _log_prob_stats(gap: LogProbGap) -> Stats:
 
 
 def _weight_stats(gap: LogProbGap, at: Thresholds) -> Stats:
-    """Statistics of the raw weights, and the shares that truncation and IcePop would cut; chi2 is E[weight^2] - 1."""
+    """Return statistics of the raw weights, and the shares that truncation and IcePop with thresholds ``at`` would cut.
+
+    ``chi2`` is E[weight^2] - 1.
+    """
     return {
         "mismatch/weight_mean": Mean.of(gap.weight, gap.scored),
         "mismatch/weight_max": Max.of(gap.weight, gap.scored),
@@ -177,7 +182,9 @@ def _weight_stats(gap: LogProbGap, at: Thresholds) -> Stats:
 
 
 def _probability_stats(gap: LogProbGap) -> Stats:
-    """Statistics of probabilities as verl's ``training/rollout_probs_diff_*`` (correlation: arXiv 2506.13585)."""
+    """Return statistics of the probabilities, as verl's ``training/rollout_probs_diff_*`` (correlation: arXiv
+    2506.13585).
+    """
     trainer, rollout = gap.trainer.exp(), gap.rollout.exp()
     distance = (trainer - rollout).abs()
     return {
@@ -316,7 +323,9 @@ def tail_stats(gap: LogProbGap, at: Thresholds = USUAL, entropy: Tensor | None =
 
 
 def _per_entropy(gap: LogProbGap, entropy: Tensor | None) -> Stats:
-    """Summed k3 over summed ``entropy`` (B, T): a policy that is nearly certain cannot afford the same mismatch."""
+    """Return the sum of k3 over that of ``entropy`` (B, T): a policy that is nearly certain cannot afford as much
+    mismatch.
+    """
     if entropy is None:
         return {}
     return {"mismatch/kl_entropy": ShareStat.of(k3(-gap.d), widen(entropy).clamp(min=0.0), gap.scored)}
@@ -333,7 +342,7 @@ def _by_probability(gap: LogProbGap) -> Stats:
 
 
 def _masked_entropy(gap: LogProbGap, at: Thresholds, entropy: Tensor | None) -> Stats:
-    """Mean entropy of the tokens IcePop masks: forks in the text, or noise."""
+    """Return the mean entropy of the tokens that IcePop masks: high for forks in the text, low for noise."""
     if entropy is None:
         return {}
     low, high = at.token
@@ -406,7 +415,9 @@ def response_gap_stats(gap: LogProbGap, at: Thresholds = USUAL) -> Stats:
 
 
 def _response_weight_stats(responses: ResponseGaps, at: Thresholds) -> Stats:
-    """Statistics of a response's product of raw weights (inf on overflow), and the shares rejection would drop."""
+    """Return statistics of a response's product of raw weights (inf on overflow), and the shares that rejection would
+    drop.
+    """
     total, measured = responses.d, responses.measured
     mean = responses.per_token(total)
     return {
@@ -446,10 +457,10 @@ def _perplexity_stats(responses: ResponseGaps) -> Stats:
 
 
 def _growth(responses: ResponseGaps) -> Mean:
-    """Sum of the squared log-weights of responses over the sum of their lengths, nats^2 per token.
+    """Return the sum of the squared log-weights of responses over the sum of their lengths, nats^2 per token.
 
-    Independent errors of tokens make it equal ``mismatch/m2``; errors that compound make it up to n times that.
-    Unlike the regression of :class:`~rlwatch.tensors.mergeable.VarianceGrowth` it exists where all lengths are equal.
+    It equals ``mismatch/m2`` if errors of tokens are independent; if they compound, it is up to n times that. Unlike
+    the regression of :class:`~rlwatch.tensors.mergeable.VarianceGrowth` it exists if all lengths are equal.
     """
     return Mean(responses.tokens.sum(), keep(responses.d.square(), responses.measured, 0.0).sum())
 

@@ -87,7 +87,9 @@ class Padded:
 
 
 def _row_by_row(values: Tensor, starts: Tensor, lengths: Tensor, width: int) -> Tensor:
-    """Right-padded (B, width, ...) by a copy a row: on a CPU a tenth of what one gather of all places costs."""
+    """Return right-padded (B, width, ...), by one copy per row: on a CPU a tenth of the cost of one gather of all
+    places.
+    """
     padded = values.new_full((len(starts), width, *values.shape[1:]), _fill(values))
     for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         kept = min(length, width)
@@ -176,7 +178,7 @@ def places_of(rows: Sequence[Tensor], known: Sequence[Tensor]) -> Tensor | None:
 
 
 def _hash(parts: Sequence[Tensor]) -> Tensor:
-    """(B,) of whole rows; sums wrap around."""
+    """Return a hash (B,) of each row over all ``parts`` (B, ...) together; sums wrap around."""
     total = torch.zeros(parts[0].shape[0], dtype=torch.int64, device=parts[0].device)
     for number, part in enumerate(parts):
         place = torch.arange(part.shape[1], dtype=torch.int64, device=part.device) + 1

@@ -421,7 +421,7 @@ class TaskNames:
 
 
 def _called(task: object) -> str:
-    """A name that can be part of a metric's name."""
+    """Return a name of the task that can be part of a metric's name."""
     return (
         UNNAMED_TASK if task is None else ("_".join(str(task).split())[:LONGEST_TASK_NAME].strip("/") or UNNAMED_TASK)
     )

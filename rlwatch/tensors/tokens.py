@@ -248,7 +248,7 @@ def top_tokens(batch: TokenBatch, *, k: int = 64, first_row: int = 0) -> SpikeTa
 
 
 def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, Tensor]:
-    """Measured quantities of the tokens at the flat positions ``chosen`` (K,), each column (K,)."""
+    """Return the measured quantities of the tokens at the flat positions ``chosen`` (K,), as columns (K,)."""
     shape = batch.logp.shape
     row = torch.div(chosen, max(shape[1], 1), rounding_mode="floor")
     at = (row, chosen - row * shape[1])

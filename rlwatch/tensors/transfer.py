@@ -63,7 +63,11 @@ def freed(tensor: Tensor) -> bool:
 
 
 def _flattened(tensors: Sequence[Tensor]) -> Tensor:
-    """Join all of them in order, by type first, because a conversion each would cost more than the copy."""
+    """Return all elements of ``tensors``, in order, as one tensor; tensors of one type are joined before the
+    conversion.
+
+    A conversion for each tensor would cost more than the copy.
+    """
     if not tensors:
         return torch.empty(0, device="cpu")
     device = meeting_place(tensors)
@@ -157,13 +161,15 @@ def _rebuilt(described: JSON, tensors: Sequence[Tensor]) -> Any:
 
 
 def _restored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whole numbers and truths as they were; floats in float64, in which they are merged."""
+    """Return ``tensor`` in the type in which it is merged: whole numbers and booleans in ``dtype``, floats in
+    float64.
+    """
     return tensor.to(torch.float64 if dtype.is_floating_point else dtype)
 
 
 @lru_cache(maxsize=256)
 def _kind(name: str) -> type[Stat]:
-    """The class of a statistic. Raises ``ValueError`` for any other."""
+    """Return the class of statistic called ``name``. Raises ``ValueError`` for any other name."""
     module, _, qualname = name.partition(":")
     kind: Any = import_module(module)
     for part in qualname.split("."):

@@ -107,7 +107,7 @@ class _Adapted:
 
 
 def _adapters(model: nn.Module) -> Iterable[tuple[str, _Adapted]]:
-    """Name of a weight that adapters change -> the one that does."""
+    """Iterate over (name of a weight that adapters change, the adapter that is active on it)."""
     for name, module in model.named_modules():
         lora_a, scaling = getattr(module, "lora_A", None), getattr(module, "scaling", None)
         if not isinstance(lora_a, nn.ModuleDict) or not isinstance(scaling, Mapping):
@@ -123,7 +123,10 @@ def _adapters(model: nn.Module) -> Iterable[tuple[str, _Adapted]]:
 
 
 def _local(parameter: Tensor) -> tuple[Tensor, int]:
-    """Rows of a parameter on this rank, and the first of them; nothing of one that is cut otherwise."""
+    """Return the rows of ``parameter`` on this rank, and the index of the first.
+
+    The rows are empty for a parameter that is sharded by anything but its rows.
+    """
     if not hasattr(parameter, "to_local"):
         return parameter.detach(), 0
     local = parameter.to_local().detach()
@@ -160,7 +163,7 @@ def counterpart(weight: TrainerWeight, engine: Mapping[str, Tensor], rows: Mappi
 
 
 def _fused(name: str, engine: Mapping[str, Tensor], rows: Mapping[str, int]) -> Tensor | None:
-    """Rows of a weight in the fused one that holds it."""
+    """Return the rows of the weight ``name`` inside the engine's fused weight; None if there is none that fits."""
     before, _, last = name.rpartition(".")
     parent, _, module = before.rpartition(".")
     if module not in FUSED:
@@ -237,7 +240,12 @@ def elements_at(tensor: Tensor, chosen: slice) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Of each weight (M,): how many of its elements differ, squared distance and norm, whether its adapter is lost."""
+    """Result of the comparison of M weights: tensors (M,) with one element for each weight.
+
+    ``differ``: number of elements that differ. ``squares``: squared distance. ``norm``: squared norm. ``lost``: 1 if
+    the weight's adapter is missing in the engine, 0 if not, -1 if it changes too little to be judged; None without
+    adapters.
+    """
 
     differ: Tensor
     squares: Tensor

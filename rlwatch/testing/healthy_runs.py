@@ -359,7 +359,7 @@ def healthy_run(
 
 @lru_cache(maxsize=24)
 def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[ClosedStep, ...]:
-    """The same few runs serve many tests, and making one takes longer than judging it."""
+    """Return the rows of a healthy run, cached: the same few runs serve many tests, and making one takes long."""
     noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts, of_machine, of_verifier = (
         random.Random(seed + i) for i in range(9)
     )

@@ -146,7 +146,7 @@ def _metrics(
 
 
 def _rewards(noise: random.Random, setting: _Setting, step: int, hard: float, broken: float) -> tuple[float, float]:
-    """Share of right answers, and of groups that agree."""
+    """Return the share of right answers in a batch, and the share of its groups with equal rewards."""
     skill = setting.skill + setting.gain * math.log1p(step / 30.0)
     answers, silent = list[bool](), 0
     for _ in range(setting.prompts):

@@ -96,7 +96,7 @@ def _rows() -> list[Storable]:
 
 
 def _read(store: Store, run_id: str) -> Iterator[object]:
-    """The records of ``_rows`` that a newer rlwatch wrote, by each of the ways there are."""
+    """Return the records of ``_rows`` that a newer rlwatch wrote, read from the store in each of the ways there are."""
     yield store.records(run_id)[1]
     yield store.records(run_id, after_seq=1, limit=1)[0]
     yield store.records(run_id, last=2)[0]

@@ -309,7 +309,7 @@ _spans = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), min_size=1, 
 
 
 def _items_of(store: Store, attempt: int, before_step: int, run_id: str = "run") -> list[tuple[int, int | str | None]]:
-    """(attempt, step) of records and (attempt, kind) of events, in order."""
+    """Return (attempt, step) of records and (attempt, kind) of events, in order."""
     return [
         (item.attempt, item.step if isinstance(item, StepRecord) else item.kind)
         for item in store.branch(run_id, attempt, before_step)

@@ -26,7 +26,7 @@ KEPT = 0.4
 
 
 class _Side:
-    """Mean entropy of the tokens of one sign of advantage, nats."""
+    """Mean entropy, in nats, of the tokens whose advantage has one sign: at the start, now, and its trend."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric

@@ -121,7 +121,7 @@ SHIFT = 12.0
 
 
 class _Channel:
-    """One mismatch metric, in log space."""
+    """Course of one mismatch metric in log space: its start, level, persistent shift and trend."""
 
     def __init__(self, name: str, scale: MismatchScale) -> None:
         self.name = name

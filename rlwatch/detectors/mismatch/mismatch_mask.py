@@ -63,7 +63,10 @@ class Then:
 
 
 class _Mask:
-    """One mask with the gap, now against the start and against the stretch in which it caught most."""
+    """Course of the share of tokens that one correction masks, and of the gap to the rollout engine.
+
+    The last rows are compared with the start, and with the rows in which the correction masked most.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name

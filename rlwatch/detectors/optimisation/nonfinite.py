@@ -336,7 +336,7 @@ class NonFinite(BaseDetector):
 
     @staticmethod
     def _counts(step: ClosedStep) -> dict[str, float]:
-        """Return the counts above zero."""
+        """Return the row's counts of non-finite elements that are above zero, by metric."""
         return {name: step.metrics[name] for name in members(step, COUNTS) if not step.metrics[name] <= 0.0}
 
     def _never(self, name: str) -> bool:
@@ -344,7 +344,7 @@ class NonFinite(BaseDetector):
         return name in OPTIONAL and name not in self._seen_finite
 
     def _certain(self, bad: list[str]) -> list[str]:
-        """Return those that are not merely switched off."""
+        """Return those of the non-finite metrics ``bad`` that are not merely switched off."""
         certain = [name for name in bad if not self._never(name)]
         return bad if len(certain) >= 2 else certain
 

@@ -233,7 +233,9 @@ class NoSignal(BaseDetector):
         return [self._finding(step, Severity.WARNING if self._unsolved.lasted(3) else Severity.INFO)]
 
     def _witnessed(self) -> bool:
-        """Return whether other metrics confirm it: one group a row is weak evidence."""
+        """Return whether other metrics confirm the loss of the learning signal: with one group per row it is weak
+        evidence.
+        """
         still = (
             self._context.grad is not None and self._context.grad <= NOTHING and not self._context.has_learning_signal
         )

@@ -105,7 +105,7 @@ class Validation:
         return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
 
     def _rise(self) -> float:
-        """Return the change over these evaluations, by their robust trend."""
+        """Return the change of the score from the best evaluation on, by its robust trend."""
         at, values = self._scores.at[-self._rows :], self._scores.values[-self._rows :]
         return theil_sen(at, values) * (at[-1] - at[0])
 
@@ -434,7 +434,7 @@ class KLReference(KLPlateau):
 
     @property
     def _gained(self) -> bool:
-        """Return whether the reward has risen with it."""
+        """Return whether the reward has risen while KL grew, and has not fallen again."""
         reward = self._context.reward
         return reward.risen() and not reward.fallen()
 
@@ -454,7 +454,7 @@ class KLReference(KLPlateau):
         return len(self._past) - len(last) >= rows
 
     def _before(self, last: Window) -> float:
-        """Return the level of those rows."""
+        """Return the median KL of the past rows before the rows in ``last``."""
         return median(self._past.values[: -len(last)])
 
     def _grown(self, last: Window, factor: float, now: float, before: float) -> bool:

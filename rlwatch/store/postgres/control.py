@@ -312,7 +312,7 @@ def _page(db: Connection, run_id: str) -> int:
 
 
 def _turn_page(db: Connection, run_id: str) -> int:
-    """Return the next revision of the run's alerts; other writers of them wait until the transaction is over."""
+    """Return the next revision number of the run's alerts; other writers of them wait until the transaction is over."""
     row = db.execute(
         "INSERT INTO alert_book (run_id, revision) VALUES (%s, 1) "
         "ON CONFLICT (run_id) DO UPDATE SET revision = alert_book.revision + 1 RETURNING revision",
@@ -322,7 +322,7 @@ def _turn_page(db: Connection, run_id: str) -> int:
 
 
 def _composed(compose: Composer, whole: Ledger, alerts: Sequence[Alert]) -> list[OutboxMessage]:
-    """Return the new messages that ``compose`` makes of the stored alerts and these."""
+    """Return the new messages that ``compose`` makes of the stored alerts with the new ``alerts`` among them."""
     known = {alert.alert_id: alert for alert in whole.alerts} | {alert.alert_id: alert for alert in alerts}
     written = {message.message_id for message in whole.messages}
     composed = compose(Ledger(tuple(known.values()), whole.messages, whole.acknowledgements))

@@ -145,7 +145,9 @@ class PostgresWriter:
     def _note(
         self, db: Connection, batch: CopiedBatch, progress: Progress | None, mark: JournalPosition | None
     ) -> None:
-        """Store what the rows make true, in their transaction; refused if another writer took over."""
+        """Store how far the run is with the rows of ``batch``, in their transaction. Raises ``StoreError`` if another
+        took over.
+        """
         judged = None if progress is None else progress.judged
         step, ts, attempt = batch.newest or (None, None, None)
         self._own_row(

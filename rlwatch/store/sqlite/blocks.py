@@ -326,7 +326,7 @@ class Blocks:
             self._rows[key] = min(rows, KEPT)
 
     def _moved(self, db: sqlite3.Connection, kept_in: str, mset: int, rows: int) -> int:
-        """Make one block; return by how much the count of rows that wait decreases."""
+        """Make one block of waiting rows; return by how much the count of waiting rows decreases."""
         import numpy as np
 
         of = _Set(kept_in, mset, self._width(db, mset))
@@ -373,7 +373,7 @@ class _Axes:
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """Rows of one table with the same ``width`` metrics."""
+    """The rows of one database table that have the same set of ``width`` metrics."""
 
     kept_in: str
     mset: int

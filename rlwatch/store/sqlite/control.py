@@ -76,7 +76,7 @@ def read_answers(db: sqlite3.Connection, run_id: str) -> list[ForecastAnswer]:
 
 
 def _place(row: Sequence[Any]) -> str:
-    """Return the key of an answer: attempt and step, which are its first columns."""
+    """Return the key of a stored answer to a forecast: attempt and step, the first two columns of its row."""
     return f"{row[0]}/{row[1]}"
 
 

@@ -330,7 +330,7 @@ class RunTables(ABC):
 
     @abstractmethod
     def _run_ids(self) -> list[str]:
-        """Return names of possible runs, readable or not."""
+        """Return the names of all directories or rows that may be runs, readable or not."""
 
     @abstractmethod
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
