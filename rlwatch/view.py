@@ -358,10 +358,10 @@ def diagnosis_of(
         Step as of which the diagnosis is made; None: the end.
     """
     reached = {attempt: [s for s in own if at is None or s <= at] for attempt, own in steps.items()}
-    told = tuple(events)
+    all_events = tuple(events)
     found = diagnose(
         findings,
-        events=told,
+        events=all_events,
         source=source,
         at=at,
         row_steps=row_steps(sorted({s for own in reached.values() for s in own})),
@@ -369,7 +369,7 @@ def diagnosis_of(
         starts=starts_of_attempts(reached),
         turns=() if knobs is None else knobs.turns(starts_of_attempts(reached), source, _until(findings, at), at),
     )
-    return with_way_back(found, kept=any(event.kind == SNAPSHOTS for event in told))
+    return with_way_back(found, kept=any(event.kind == SNAPSHOTS for event in all_events))
 
 
 ROLL_BACK, OURS = "roll-back", "rlwatch"

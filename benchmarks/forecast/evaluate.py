@@ -17,7 +17,7 @@ from forecast.scoring.scorer import evaluate as judged
 from forecast.scoring.skill import ToolScores, read_scores
 
 from rlwatch import __version__
-from rlwatch.cli.console import dumps, print_table, reading, say
+from rlwatch.cli.console import dumps, print_table, print_text, reading
 from rlwatch.cli.forecast import RunsOption, TableArgument, bar
 from rlwatch.cli.options import examples
 from rlwatch.errors import ConfigError, ImportFormatError
@@ -132,9 +132,9 @@ def _origin(table: Path) -> dict[str, Any]:
 
 def _show(made: dict[str, Any], shape: Shape, out: Path | None, notes: Sequence[str]) -> None:
     if shape is Shape.TABLE and out is None:
-        say(facts(made["about"]))
+        print_text(facts(made["about"]))
         for note in notes:
-            say(note, style="dim")
+            print_text(note, style="dim")
         for page in pages(made, each=False):
             _print(page)
         return
@@ -146,9 +146,9 @@ def _show(made: dict[str, Any], shape: Shape, out: Path | None, notes: Sequence[
 
 
 def _print(page: Page) -> None:
-    say()
+    print_text()
     print_table((page.headers[0], *(f">{header}" for header in page.headers[1:])), page.rows, title=page.title)
-    say(page.note, style="dim")
+    print_text(page.note, style="dim")
 
 
 LEADERBOARD_EXAMPLES = examples(

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.background import deliver_once
-from rlwatch.cli.console import Cell, cell_of, plain, print_json, print_table, say
+from rlwatch.cli.console import Cell, cell_of, plain, print_json, print_table, print_text
 from rlwatch.cli.incidents import (
     INCIDENTS,
     NOTE,
@@ -60,7 +60,7 @@ def alerts(
     if output is OutputFormat.JSON:
         print_json(rows)
     elif not rows:
-        say("no alerts")
+        print_text("no alerts")
     else:
         print_table(
             [*heads(ALERTS, SHOWN), "delivery", *heads(ALERTS, ["message"])],
@@ -137,7 +137,7 @@ def ack(
             kept = acknowledge(target, found, by=by or me(), why=why)
             whose = f"{found.kind} on {found.run_id} since step {step(found.onset_step)}"
             before = "" if kept.by == (by or me()).strip() else ", previously acknowledged"
-            say(f"{found.alert_id}: {whose}: acknowledged by {kept.by}{before}")
+            print_text(f"{found.alert_id}: {whose}: acknowledged by {kept.by}{before}")
 
 
 def silence(
@@ -178,11 +178,11 @@ def silence(
             everything=everything,
         )
         names = [] if not run else [name for one in target.runs() for name in (one.run_id, one.name) if name]
-    say(f"{fresh.silence_id}: {silencing.matchers(fresh)} silenced until {local_moment(fresh.until)}")
+    print_text(f"{fresh.silence_id}: {silencing.matchers(fresh)} silenced until {local_moment(fresh.until)}")
     if run and run not in names:
-        say(f"no run is called {run!r} yet{meant(run, names)}", style="yellow")
+        print_text(f"no run is called {run!r} yet{meant(run, names)}", style="yellow")
     if kind and kind not in builtin_kinds():
-        say(f"no shipped detector reports the kind {kind!r}{meant(kind, builtin_kinds())}", style="yellow")
+        print_text(f"no shipped detector reports the kind {kind!r}{meant(kind, builtin_kinds())}", style="yellow")
 
 
 def silences(
@@ -197,7 +197,7 @@ def silences(
     if output is OutputFormat.JSON:
         print_json([dict(plain(each)) | {"over": each.until <= now} for each in found])
     elif not found:
-        say("no silences")
+        print_text("no silences")
     else:
         print_table(("id", "what", "until", ">left", "by", "why"), [_silence_cells(each, now) for each in found])
 
@@ -212,7 +212,7 @@ def unsilence(
 
     with opened(store) as target:
         ended = end_silence(target, silence_id, by=by or me())
-    say(f"{ended.silence_id}: {matchers(ended)} no longer silenced")
+    print_text(f"{ended.silence_id}: {matchers(ended)} no longer silenced")
 
 
 def _silence_cells(silence: Silence, now: float) -> list[Cell]:
@@ -301,7 +301,7 @@ def dead(
     if output is OutputFormat.JSON:
         print_json(rows)
     elif not rows:
-        say("no undelivered messages")
+        print_text("no undelivered messages")
     else:
         print_table(
             ("message", "channel", "run", "event", "what", ">tries", "written", "why"), map(_message_cells, rows)
@@ -328,9 +328,9 @@ def retry(
             target.retry_message(each)
         outcome = deliver_once(target, alerting) if chosen else ""
     elsewhere = sorted({each.channel for each in chosen} - set(alerting.notifiers))
-    say(f"{len(chosen)} queued for retry" + (f": {outcome}" if outcome else ""))
+    print_text(f"{len(chosen)} queued for retry" + (f": {outcome}" if outcome else ""))
     if elsewhere:
-        say(
+        print_text(
             f"channel not configured here, left to a process that has it: {', '.join(map(for_terminal, elsewhere))}",
             style="dim",
         )

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 import typer
 
-from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.console import print_json, print_table, print_text
 from rlwatch.cli.database import server_of
 from rlwatch.cli.options import ByOption, FormatOption, OutputFormat, StoreOption, examples, me
 from rlwatch.clock import SystemClock
@@ -412,7 +412,7 @@ def create(
 
     token = logins.create(server_of(store), name, project, by=by or me(), now=SystemClock().now(), role=role)
     may = {"writer": "record runs of", "operator": "see and command runs of", "reader": "see runs of"}[role]
-    say(f"{name} may {may} {', '.join(project)}. With {name}@ in the store's URL:")
+    print_text(f"{name} may {may} {', '.join(project)}. With {name}@ in the store's URL:")
     print(f"PGPASSWORD={token}")
 
 
@@ -428,7 +428,7 @@ def list_logins(store: StoreOption = None, output: FormatOption = OutputFormat.T
         rows = [(t.name, t.role, ", ".join(t.projects), t.by, local_moment(t.at), str(t.connected)) for t in found]
         print_table(("login", "role", "projects", "created by", "when", ">connections"), rows)
     else:
-        say("no logins")
+        print_text("no logins")
 
 
 @group.command("revoke", epilog=REVOKE_EPILOG)
@@ -441,4 +441,4 @@ def revoke(
     from rlwatch.store.postgres import logins
 
     cut = logins.revoke(server_of(store), name)
-    say(f"{name} is revoked; {plural(cut, 'connection')} cut")
+    print_text(f"{name} is revoked; {plural(cut, 'connection')} cut")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from rlwatch.analysis.lookup import find_run
-from rlwatch.cli.console import STATUS_STYLES, print_json, say, warn
+from rlwatch.cli.console import STATUS_STYLES, print_json, print_text, warn
 from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.commands import (
@@ -246,7 +246,7 @@ def _report(command: Command) -> None:
     at = f" at step {step(command.finished_step)}" if command.finished_step is not None else ""
     result = f": {command.result}" if command.result else ""
     style = STATUS_STYLES.get(command.status, "")
-    say(f"{command.kind} {command.status}{at}{result}  ({command.command_id})", style=style)
+    print_text(f"{command.kind} {command.status}{at}{result}  ({command.command_id})", style=style)
 
 
 # Waiting for the result of a command.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlwatch.cli.console import output, print_fitting, say
+from rlwatch.cli.console import output, print_fitting, print_text
 from rlwatch.records import JSON
 from rlwatch.rollouts import PART, Row, Sort, among, flags, ordered
 from rlwatch.wording import number, one_line, step
@@ -77,10 +77,10 @@ def print_completions(rows: Sequence[Row], wish: Wish, recorded: int) -> None:
     ``recorded`` is the number of completions recorded for the run.
     """
     if not recorded:
-        say("no completions recorded; they are kept only where the trainer was watched with completions=...")
+        print_text("no completions recorded; they are kept only where the trainer was watched with completions=...")
         return
     if not rows:
-        say(f"none of the {recorded} recorded completions matches")
+        print_text(f"none of the {recorded} recorded completions matches")
         return
     shown = [row | {"flags": ", ".join(row["flags"])} for row in rows[: wish.most]]
     names = [name for name in dict.fromkeys(name for row in shown for name in row) if name not in HIDDEN]

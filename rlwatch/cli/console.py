@@ -83,7 +83,7 @@ def errors() -> Console:
     return _console(sys.stderr)
 
 
-def say(text: str = "", style: str = "") -> None:
+def print_text(text: str = "", style: str = "") -> None:
     """Print ``text`` as one uncut line on stdout, in the Rich ``style``, with control characters made visible."""
     output().print(for_terminal(text), style=style or None, soft_wrap=True)
 
@@ -93,7 +93,7 @@ def warn(text: str) -> None:
     errors().print(for_terminal(text), style="yellow", soft_wrap=True)
 
 
-def aside(text: str, style: str = "") -> None:
+def print_remark(text: str, style: str = "") -> None:
     """Print ``text`` as one line on stderr in the Rich ``style``, for remarks that a script reading stdout should not
     get.
 

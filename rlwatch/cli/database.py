@@ -12,7 +12,7 @@ import typer
 from rich.filesize import decimal
 from rich.progress import Progress, TaskID, track
 
-from rlwatch.cli.console import errors, print_table, say
+from rlwatch.cli.console import errors, print_table, print_text
 from rlwatch.cli.options import ByOption, ConfigOption, StoreOption, examples, me, opened
 from rlwatch.errors import ConfigError, StoreError
 
@@ -55,7 +55,7 @@ def migrate(store: StoreOption = None) -> None:
 
     server = server_of(store)
     done, newest = server.migrate(), len(migrations.steps())
-    say(f"{server.address.url}: format {newest}, " + ("made" if done else "nothing to do"))
+    print_text(f"{server.address.url}: format {newest}, " + ("made" if done else "nothing to do"))
 
 
 @group.command("sql", epilog=SQL_EPILOG)
@@ -95,9 +95,9 @@ def check(
             if checked.problems:
                 wrong[run_id] = "; ".join(checked.problems)
     for run_id, why in wrong.items():
-        say(f"{run_id}: {why}", style="red")
+        print_text(f"{run_id}: {why}", style="red")
     outcome = f"{len(wrong)} damaged" if wrong else "no damage"
-    say(f"{len(wanted)} runs read back, {rows:,} rows, {values:,} values: {outcome}")
+    print_text(f"{len(wanted)} runs read back, {rows:,} rows, {values:,} values: {outcome}")
     if wrong:
         raise typer.Exit(1)
 
@@ -115,7 +115,7 @@ def stats(store: StoreOption = None) -> None:
         (name, *(decimal(each.get(kind, 0)) for kind in kinds), decimal(sum(each.values()))) for name, each in largest
     ]
     print_table(["", *(f">{kind}" for kind in kinds), ">together"], table)
-    say(f"{decimal(sum(sum(each.values()) for each in usage.values()))} together")
+    print_text(f"{decimal(sum(sum(each.values()) for each in usage.values()))} together")
 
 
 @group.command("prune", epilog=PRUNE_EPILOG)
@@ -159,9 +159,9 @@ def prune(
         print_table(["run", "what", ">number", ">size"], rows)
     for each in done:
         if each.left:
-            say(f"{each.run_id}: {each.kind} left, {each.left}", style="yellow")
+            print_text(f"{each.run_id}: {each.kind} left, {each.left}", style="yellow")
     outcome = f"{decimal(sum(each.bytes for each in gone))} {'would be removed' if dry_run else 'removed'}"
-    say(outcome if gone else "nothing of that age")
+    print_text(outcome if gone else "nothing of that age")
 
 
 @group.command("copy", epilog=COPY_EPILOG)
@@ -199,11 +199,13 @@ def copy(
                 if copied.differs:
                     failed[run_id] = f"differs in {', '.join(copied.differs)}; copy it again if it is being written"
                 rows, others = copied.counts["rows"], sum(copied.counts.values()) - copied.counts["rows"]
-                say(f"{run_id}: {rows:,} rows ({copied.written:,} new), {others:,} other things, {copied.digest[:12]}")
+                print_text(
+                    f"{run_id}: {rows:,} rows ({copied.written:,} new), {others:,} other things, {copied.digest[:12]}"
+                )
         copy_shared(ours, theirs)
     for run_id, why in failed.items():
-        say(f"{run_id}: {why}", style="red")
-    say(f"{len(wanted)} runs, {len(failed)} of them not copied or not the same")
+        print_text(f"{run_id}: {why}", style="red")
+    print_text(f"{len(wanted)} runs, {len(failed)} of them not copied or not the same")
     if failed:
         raise typer.Exit(1)
 
@@ -233,8 +235,8 @@ def sync(
         raise ConfigError(f"{place} is not a directory: nothing to ship")
     shipped, left = ship_all(place, server_of)
     for where, why in left.items():
-        say(f"left in {where}: {why}", style="red")
-    say(f"{shipped} items shipped from {place}")
+        print_text(f"left in {where}: {why}", style="red")
+    print_text(f"{shipped} items shipped from {place}")
     if left:
         raise typer.Exit(1)
 

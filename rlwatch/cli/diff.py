@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, print_table, reading, say
+from rlwatch.cli.console import print_json, print_table, print_text, reading
 from rlwatch.cli.options import (
     FormatOption,
     MapOption,
@@ -322,8 +322,8 @@ def _listed(values: NDArray[np.float64]) -> list[float | None]:
 def print_groups(found: GroupComparison) -> None:
     """Print the comparison of two groups: the answer, each metric with its bands at the last step, and the caveats."""
     left, right = found.left, found.right
-    say(f"{left.name} ({len(left.runs)} runs) vs {right.name} ({len(right.runs)} runs)", style="bold")
-    say(f"  {found.answer}", style="bold red" if found.differing else "")
+    print_text(f"{left.name} ({len(left.runs)} runs) vs {right.name} ({len(right.runs)} runs)", style="bold")
+    print_text(f"  {found.answer}", style="bold red" if found.differing else "")
     end = max(one.places[-1] for one in found.metrics.values())
     rows = [
         (
@@ -339,19 +339,19 @@ def print_groups(found: GroupComparison) -> None:
     ]
     columns = "metric", "answer", "from", "until", ">p", ">p of all", f">{left.name}", f">{right.name}"
     print_table(columns, rows)
-    say(f"last columns: median (least to largest) of the seeds, up to {found.axis.place(end)}", style="dim")
+    print_text(f"last columns: median (least to largest) of the seeds, up to {found.axis.place(end)}", style="dim")
     for group in (left, right):
         if group.mixed:
             names = ", ".join(setting.name for setting in group.mixed[:SHOWN])
-            say(f"runs of {group.name} are not of one configuration: {names} differ", style="yellow")
+            print_text(f"runs of {group.name} are not of one configuration: {names} differ", style="yellow")
     if found.early:
         which = ", ".join(f"{name} at {found.axis.place(end)}" for name, end in found.early.items())
-        say(f"ends early, and no row after it is compared: {which}", style="yellow")
+        print_text(f"ends early, and no row after it is compared: {which}", style="yellow")
     broken = [name for name, one in found.metrics.items() if one.not_finite]
     for what, some in (("not finite in some rows, left out there", broken), ("no step in common", found.left_out)):
         if some:
             more = len(some) - SHOWN
-            say(f"{what}: {', '.join(some[:SHOWN])}" + (f" and {more} more" if more > 0 else ""), style="dim")
+            print_text(f"{what}: {', '.join(some[:SHOWN])}" + (f" and {more} more" if more > 0 else ""), style="dim")
 
 
 def _at_the_end(band: Band) -> str:
@@ -364,8 +364,8 @@ def print_comparison(one: Comparison) -> None:
     """Print the comparison of two runs: the answer, each metric that diverged, and the metrics that
     were not compared.
     """
-    say(f"{one.left} vs {one.right}", style="bold")
-    say(f"  {one.answer}", style="bold red" if one.first is not None else "")
+    print_text(f"{one.left} vs {one.right}", style="bold")
+    print_text(f"  {one.answer}", style="bold red" if one.first is not None else "")
     rows = [
         (
             parted.metric,
@@ -386,8 +386,8 @@ def print_comparison(one: Comparison) -> None:
     ):
         if names:
             more = len(names) - SHOWN
-            say(f"{what}: {', '.join(names[:SHOWN])}" + (f" and {more} more" if more > 0 else ""), style="dim")
-    say()
+            print_text(f"{what}: {', '.join(names[:SHOWN])}" + (f" and {more} more" if more > 0 else ""), style="dim")
+    print_text()
 
 
 def print_settings(names: list[str], differing: list[ConfigOption]) -> None:
@@ -395,7 +395,7 @@ def print_settings(names: list[str], differing: list[ConfigOption]) -> None:
     from rlwatch.compare import Absent
 
     if not differing:
-        say("no differences in the recorded settings", style="dim")
+        print_text("no differences in the recorded settings", style="dim")
         return
     print_table(
         ("setting", *names),

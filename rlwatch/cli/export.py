@@ -12,7 +12,7 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli import serving_metrics
-from rlwatch.cli.console import progress_bar, say
+from rlwatch.cli.console import print_text, progress_bar
 from rlwatch.cli.options import StoreOption, examples, opened, require_directory
 from rlwatch.errors import ConfigError
 from rlwatch.export import TABLES, write_csv, write_jsonl, write_parquet, write_trace
@@ -69,7 +69,7 @@ def _write(kind: str, run: str, file: Path, store: str | None, *, force: bool) -
             number = writer(table, file)
         except OSError as error:
             raise ConfigError(f"{file} could not be written: {error}") from error
-    say(f"{number} rows written to {file}")
+    print_text(f"{number} rows written to {file}")
 
 
 TRACE_EPILOG = examples(
@@ -96,8 +96,8 @@ def trace(
         except OSError as error:
             raise ConfigError(f"{output} could not be written: {error}") from error
     if not slices:
-        say("no stages recorded: watch(trainer), run.stage() and Watcher.stage() record them", style="yellow")
-    say(f"{plural(slices, 'slice')} written to {output}; open it at https://ui.perfetto.dev")
+        print_text("no stages recorded: watch(trainer), run.stage() and Watcher.stage() record them", style="yellow")
+    print_text(f"{plural(slices, 'slice')} written to {output}; open it at https://ui.perfetto.dev")
 
 
 # Export of a run to another tracker.
@@ -176,9 +176,9 @@ def _send(run: str, store: str | None, to: Callable[[StoredRun], Sent]) -> None:
 
     with opened(store) as source:
         sent = to(StoredRun(source, find_run(source, run).run_id))
-    say(f"{plural(sent.rows, 'row')}, {plural(sent.values, 'value')} sent: {sent.where}")
+    print_text(f"{plural(sent.rows, 'row')}, {plural(sent.values, 'value')} sent: {sent.where}")
     if sent.renamed:
-        say(
+        print_text(
             "renamed: " + ", ".join(f"{own} as {other}" for own, other in sent.renamed.items()),
             style="dim",
         )

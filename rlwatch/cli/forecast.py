@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from rlwatch.analysis.lookup import find_run
-from rlwatch.cli.console import Cell, errors, plain, print_json, print_table, reading, say
+from rlwatch.cli.console import Cell, errors, plain, print_json, print_table, print_text, reading
 from rlwatch.cli.options import ByOption, FormatOption, OutputFormat, StoreOption, examples, me, opened
 from rlwatch.clock import SystemClock
 from rlwatch.errors import ConfigError, StoreError
@@ -53,11 +53,11 @@ def record(
         print_json(record_row(found))
         return
     if not found.runs:
-        say("no forecasts yet")
+        print_text("no forecasts yet")
         return
     if found.past:
         print_table((">step", "run", "what", ">highest", ">lead", "answer"), [_cells(past) for past in found.past])
-    say(record_words(found))
+    print_text(record_words(found))
     if found.curve:
         print_table((">predicted", ">observed", ">steps", ">runs"), [_bin_cells(each) for each in found.curve])
 
@@ -78,7 +78,9 @@ def judge(
         info = find_run(target, run)
         past = find_past(record_of_run(target, info), at)
         mark = answer(target, past, right=right, by=by or me(), why=why, now=SystemClock().now())
-    say(f"{info.run_id}: the forecast at step {step(mark.step)} was {'right' if mark.right else 'wrong'}, by {mark.by}")
+    print_text(
+        f"{info.run_id}: the forecast at step {step(mark.step)} was {'right' if mark.right else 'wrong'}, by {mark.by}"
+    )
 
 
 def _record(store: Store, run: str | None) -> Record:
@@ -89,7 +91,7 @@ def _record(store: Store, run: str | None) -> Record:
         try:
             records.append(record_of_run(store, info))
         except StoreError as error:
-            say(f"{info.run_id} skipped: {error}", style="yellow")
+            print_text(f"{info.run_id} skipped: {error}", style="yellow")
     return gathered(each for each in records if each is not None)
 
 
@@ -245,7 +247,7 @@ def label(
     with reading(table):
         labels = label_runs(read_runs(table, runs), version)
     if out is not None:
-        say(f"{labels.write(out)}: {counted(labels)}")
+        print_text(f"{labels.write(out)}: {counted(labels)}")
         return
     columns = labels.columns()
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -254,7 +256,7 @@ def label(
         return
     cells = [(str(r["run"]), str(r["class"]), step(r["onset"]), str(r["type"]), str(r["judged"])) for r in rows]
     print_table(("run", "class", ">onset", "type", "judged"), cells)
-    say(counted(labels), style="dim")
+    print_text(counted(labels), style="dim")
 
 
 def counted(labels: Labels) -> str:
@@ -300,7 +302,7 @@ def train(
     from rlwatch.forecast.training import train as trained
 
     rows, known = _runs(tables or [], store, labels)
-    say(counted(known))
+    print_text(counted(known))
     with _doing() as progress:
         meta = _meta(known, seed)
         made = trained(
@@ -336,13 +338,15 @@ def _report(made: Trained, out: Path, digest: str) -> None:
     from rlwatch.forecast.forecaster import BUDGET
 
     size = out.stat().st_size
-    say(f"{out}: {size / 1000:.0f} kB, sha256 {digest[:16]}...; use it with RLWATCH_FORECAST_MODEL={out}")
+    print_text(f"{out}: {size / 1000:.0f} kB, sha256 {digest[:16]}...; use it with RLWATCH_FORECAST_MODEL={out}")
     for name, model in (("", made.model), ("sparse logs, ", made.model.sparse)):
         for profile in model.profiles if model is not None else ():
             least = f"an alarm from p50 = {profile.thresholds[BUDGET]:.2f}"
-            say(f"  {name}{profile.name}: {least} at {BUDGET} false alarms in 1000 steps", style="dim")
+            print_text(f"  {name}{profile.name}: {least} at {BUDGET} false alarms in 1000 steps", style="dim")
     if made.model.sparse is None:
-        say("  sparse logs: by the same model; too few failures are left in logs of every 5 to 20 steps", style="dim")
+        print_text(
+            "  sparse logs: by the same model; too few failures are left in logs of every 5 to 20 steps", style="dim"
+        )
 
 
 @contextmanager
@@ -386,11 +390,11 @@ def calibrate(
     chances = {table.runs[i]: smoothed_chances(dict(table.stream(i))) for i in bar("forecasting")(places)}
     chances = _before_failures(chances, store)
     made = recalibrated({name: rows for name, rows in chances.items() if rows}, budget)
-    say(
+    print_text(
         f"threshold {made.threshold:.3f} on p50: {made.episodes} false alarms in {made.steps} healthy steps of "
         f"{len(chances)} runs; use it with RLWATCH_FORECAST_THRESHOLD={made.threshold:.3f}"
     )
-    say("below the model's own threshold for twice the default budget it is not followed", style="dim")
+    print_text("below the model's own threshold for twice the default budget it is not followed", style="dim")
 
 
 def _before_failures(
@@ -405,10 +409,10 @@ def _before_failures(
         answers = store.forecast_answers()
     until = {run: at for run, at in healthy_until(answers).items() if run in chances}
     for run, at in until.items():
-        say(f"{run}: only steps before {step(at)} count: a forecast was judged right", style="dim")
+        print_text(f"{run}: only steps before {step(at)} count: a forecast was judged right", style="dim")
     wrong = sum(not answer.right and answer.run_id in chances for answer in answers)
     if wrong:
-        say(f"{wrong} judged wrong: counted as false", style="dim")
+        print_text(f"{wrong} judged wrong: counted as false", style="dim")
     return {run: [row for row in rows if row[0] < until.get(run, row[0] + 1)] for run, rows in chances.items()}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import aside, print_json, progress_bar, reading, say
+from rlwatch.cli.console import print_json, print_remark, print_text, progress_bar, reading
 from rlwatch.cli.names import print_names
 from rlwatch.cli.options import (
     FormatOption,
@@ -103,8 +103,8 @@ def import_log(
         print_json(rows)
     else:
         for row, info, imported in zip(rows, infos, runs, strict=True):
-            say(row["run_id"])
-            print_names({name for record in imported.records for name in record.metrics}, info.source, aside)
+            print_text(row["run_id"])
+            print_names({name for record in imported.records for name in record.metrics}, info.source, print_remark)
 
 
 def _import(store: Store, info: RunInfo, imported: ImportedRun, now: float) -> dict[str, JSON]:

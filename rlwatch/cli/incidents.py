@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlwatch.analysis.lookup import find_run
-from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, say
+from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, print_text
 from rlwatch.cli.options import ByOption, ConfigOption, FormatOption, OutputFormat, StoreOption, examples, me, opened
 from rlwatch.cli.view_text import severity_cell
 from rlwatch.clock import SystemClock
@@ -63,10 +63,12 @@ def incidents(
             [_cells(docket) for docket in found],
         )
     else:
-        say("no incidents")
+        print_text("no incidents")
     left = len(every) - len(found)
     if left:
-        say(f"{plural(left, 'run')} that only stopped reporting or crashed hidden: show with --heartbeats", style="dim")
+        print_text(
+            f"{plural(left, 'run')} that only stopped reporting or crashed hidden: show with --heartbeats", style="dim"
+        )
 
 
 def snooze(
@@ -86,7 +88,7 @@ def snooze(
         incident = incident_record(target, alert, config).incident
         fresh = silencing.snooze(target, incident.alerts, by=by or me(), for_s=for_s, why=why)
     kinds = ", ".join(dict.fromkeys(each.kind for each in incident.firing))
-    say(
+    print_text(
         f"{fresh.silence_id}: {kinds} on {incident.run_id} snoozed until {local_moment(fresh.until)}, unless it worsens"
     )
 
@@ -104,7 +106,7 @@ def note(
     with opened(store) as target:
         found = find_alert(target.alerts(), alert)
         entry = noted(target, found, by=by or me(), text=text)
-    say(f"{found.alert_id}: noted by {entry.by}")
+    print_text(f"{found.alert_id}: noted by {entry.by}")
 
 
 def incident_record(store: Store, reference: str, config: Path | None) -> IncidentRecord:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.console import print_json, print_table, print_text
 from rlwatch.cli.options import FormatOption, OutputFormat, TrainerOption, examples
 from rlwatch.metrics import (
     BY_NAME,
@@ -95,12 +95,12 @@ def print_roles(names: Collection[str], source: str) -> None:
     """
     roles = role_lines(names, source)
     for name, metric, why in roles[:MOST_ROLES]:
-        say(f"  {name}: {metric or 'not used'} ({why})", style="dim")
+        print_text(f"  {name}: {metric or 'not used'} ({why})", style="dim")
     if len(roles) > MOST_ROLES:
-        say(f"  and {len(roles) - MOST_ROLES:,} more names", style="dim")
+        print_text(f"  and {len(roles) - MOST_ROLES:,} more names", style="dim")
 
 
-def print_names(names: Collection[str], source: str, printed: Callable[..., object] = say) -> None:
+def print_names(names: Collection[str], source: str, printed: Callable[..., object] = print_text) -> None:
     """Print how a run's metric ``names`` are read, as lines of :func:`reading_lines`; ``printed`` prints one line."""
     for line in reading_lines(names, source):
         printed(line, style="dim")
@@ -150,7 +150,7 @@ def names(
     if output is OutputFormat.JSON:
         print_json([{**asdict(metric), "family": metric.family.value} for metric in chosen])
     elif not chosen:
-        say(f"no metric has {find!r} in its name or meaning; rlwatch names lists all {len(TABLE) + len(OPEN)}")
+        print_text(f"no metric has {find!r} in its name or meaning; rlwatch names lists all {len(TABLE) + len(OPEN)}")
     else:
         for family in Family:
             _print(family, [metric for metric in chosen if metric.family is family])
@@ -182,4 +182,4 @@ def _print(family: Family, metrics: Iterable[Metric]) -> None:
     rows = [(metric.name, f"{metric.unit} {metric.span}".strip(), metric.meaning, metric.called) for metric in metrics]
     if rows:
         print_table(("metric", "unit, range", "meaning", "names in trainers"), rows, title=family.value)
-        say()
+        print_text()

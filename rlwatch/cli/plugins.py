@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.console import print_json, print_table, print_text
 from rlwatch.cli.options import FormatOption, OutputFormat, examples
 from rlwatch.plugins import DOORS, Plugin, judged
 from rlwatch.wording import one_line
@@ -42,7 +42,7 @@ def _print(found: Collection[Plugin], *, doors: bool) -> None:
     if doors:
         print_table(("door", "interface"), [(name, door.meaning) for name, door in DOORS.items()], title="Doors")
     if not found:
-        say("no plugins (docs/stability.md describes how to write one)")
+        print_text("no plugins (docs/stability.md describes how to write one)")
         return
     rows = [
         (

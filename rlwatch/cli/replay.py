@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.console import print_json, print_table, print_text
 from rlwatch.cli.options import FormatOption, OutputFormat, examples
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
@@ -76,17 +76,17 @@ def _document(recording: RankRecording, found: Replayed) -> dict[str, JSON]:
 
 def _print(recording: RankRecording, found: Replayed) -> None:
     words = {True: "same as the recording", False: "DIFFERENT from the recording", None: "not compared (sharded)"}
-    say(f"step {step(recording.step)}, {recording.dtype}", style="bold")
-    say(f"  parameters {words[found.same_parameters]}")
-    say(f"  gap        recorded {number(recording.figures['gap'])}, recomputed {number(found.gap)}")
+    print_text(f"step {step(recording.step)}, {recording.dtype}", style="bold")
+    print_text(f"  parameters {words[found.same_parameters]}")
+    print_text(f"  gap        recorded {number(recording.figures['gap'])}, recomputed {number(found.gap)}")
     for note in found.notes:
-        say(f"  note       {note}")
+        print_text(f"  note       {note}")
     print_table(
         ("figure", ">recorded", ">recomputed", ""),
         [(f.name, _exact(f.recorded), _exact(f.recomputed), _verdict(f)) for f in shown(found.figures)],
     )
     verdict = "all figures agree" if found.agrees else "figures differ"
-    say(verdict, style="green" if found.agrees else "bold red")
+    print_text(verdict, style="green" if found.agrees else "bold red")
 
 
 def shown(figures: Sequence[Figure]) -> list[Figure]:

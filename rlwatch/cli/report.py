@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlwatch.analysis.lookup import find_run
-from rlwatch.cli.console import say
+from rlwatch.cli.console import print_text
 from rlwatch.cli.options import (
     MapOption,
     ReadAsOption,
@@ -88,7 +88,7 @@ def report(
         return
     target = output or Path(f"{_file_name(facts.title)}-report.{kind.value}")
     _write(target, text)
-    say(f"{target}  ({len(text) // 1024 + 1} KiB)")
+    print_text(f"{target}  ({len(text) // 1024 + 1} KiB)")
 
 
 def _of_run(reference: str, store: str | None) -> RunSummary:
@@ -133,7 +133,7 @@ def _write_space(target: Path, title: str, page: str) -> None:
     header = "".join(f"{name}: {json.dumps(value)}\n" for name, value in front.items())
     _write(about, f"---\n{header}---\n\nThe post-mortem of a training run, written by rlwatch.\n")
     _write(index, page)
-    say(f"{target}  ({len(page) // 1024 + 1} KiB; review it before publishing: it contains model output)")
+    print_text(f"{target}  ({len(page) // 1024 + 1} KiB; review it before publishing: it contains model output)")
 
 
 def _write(target: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.console import print_json, print_table, print_text
 from rlwatch.cli.options import ConfigOption, FormatOption, OutputFormat, StoreOption, configured, examples, opened
 from rlwatch.records import JSON, Event, RunInfo, StepRecord
 from rlwatch.wording import cell, number, one_line, plural, step
@@ -76,19 +76,21 @@ ROWS_AT_ONCE = 1000
 
 def _print(info: RunInfo, found: RescueRehearsal) -> None:
     if not found.acts:
-        say(f"{info.name or info.run_id}: no rescue would have begun")
+        print_text(f"{info.name or info.run_id}: no rescue would have begun")
         return
     rows = [(step(act.step), act.do, _arguments(act.args), act.why) for act in found.acts]
     print_table((">step", "command", "with", "why"), rows)
     if found.restored is not None:
-        say(
+        print_text(
             f"restored: the snapshot of step {found.restored}; whether the reward comes back, a recording does not show"
         )
-        say("  if it does: the cause is removed and updates go on; if not: updates stay held and a person is needed")
+        print_text(
+            "  if it does: the cause is removed and updates go on; if not: updates stay held and a person is needed"
+        )
     if found.steps_after:
         ended = f"; its reward ended at {number(found.ended)}, {number(found.level)} before" if found.level else ""
         time = f" ({found.hours_after:.1f} h)" if found.hours_after >= 0.05 else ""
-        say(f"without it the run went on for {plural(found.steps_after, 'step')}{time}{ended}")
+        print_text(f"without it the run went on for {plural(found.steps_after, 'step')}{time}{ended}")
 
 
 def ledger(
@@ -112,7 +114,7 @@ def ledger(
         rows = [tuple(one_line(str(entry[name]), LONGEST) for name in columns) for entry in entries]
         print_table((">step", *columns[1:]), rows)
     else:
-        say(f"{info.name or info.run_id}: no rescue began")
+        print_text(f"{info.name or info.run_id}: no rescue began")
 
 
 LONGEST = 80

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rlwatch.cli.console import say
+from rlwatch.cli.console import print_text
 from rlwatch.export import RECUR, Row, culprits_of, recurring
 from rlwatch.ports import Store
 from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
@@ -74,10 +74,12 @@ def print_rollouts(rollouts: Sequence[Row]) -> None:
     for one in rollouts:
         if not one["texts"]:
             continue
-        say(f"step {step(one['step'])}, rank {one['rank']}, sequence {one['sequence']}{_described(one)}", style="bold")
+        print_text(
+            f"step {step(one['step'])}, rank {one['rank']}, sequence {one['sequence']}{_described(one)}", style="bold"
+        )
         if one.get("prompt"):
-            say(f"  prompt: {one_line(str(one['prompt']), FAR)}")
-        say(f"  answer: {one_line(_in_place(one), FAR + 2 * AROUND)}")
+            print_text(f"  prompt: {one_line(str(one['prompt']), FAR)}")
+        print_text(f"  answer: {one_line(_in_place(one), FAR + 2 * AROUND)}")
 
 
 def _described(one: Row) -> str:
@@ -138,8 +140,8 @@ def print_recurring(rows: Sequence[Row]) -> None:
     """
     if not rows:
         return
-    say(f"Recurring over {rows[0]['of']} localised steps", style="bold")
+    print_text(f"Recurring over {rows[0]['of']} localised steps", style="bold")
     for name in RECUR:
         same = [f"{one_line(str(row['value']), 40)} in {row['steps']}" for row in rows if row["property"] == name]
         if same:
-            say(f"  {name:<9} {', '.join(same)}")
+            print_text(f"  {name:<9} {', '.join(same)}")

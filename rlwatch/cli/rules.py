@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import Cell, print_json, print_table, say
+from rlwatch.cli.console import Cell, print_json, print_table, print_text
 from rlwatch.cli.options import (
     ConfigOption,
     FormatOption,
@@ -61,7 +61,7 @@ def init(file: Annotated[Path, typer.Argument(help="Output file.")] = Path("rlwa
             out.write(text)
     except FileExistsError:
         raise ConfigError(f"{file} already exists and was not changed") from None
-    say(f"wrote {file}")
+    print_text(f"wrote {file}")
 
 
 @rules.command("test", epilog=TEST_EPILOG)
@@ -100,20 +100,20 @@ def _check_file(file: Path | None) -> None:
     from rlwatch.run.alerting import actions_of
 
     config = load_config(file)
-    say(str(config.path or "the defaults (no rlwatch.toml here)"), style="bold")
+    print_text(str(config.path or "the defaults (no rlwatch.toml here)"), style="bold")
     print_table(
         ("rule", "about", "from", ">for", ">keep", "tells", "then"), [_cells(rule) for rule in config.policy.rules]
     )
     for line in (*_policy_lines(config.policy), *map(_action_line, actions_of(config)), *_rescue_lines(config)):
-        say(line)
-    say(f"channels: {', '.join(f'{channel.name} ({channel.kind})' for channel in config.channels)}")
+        print_text(line)
+    print_text(f"channels: {', '.join(f'{channel.name} ({channel.kind})' for channel in config.channels)}")
     named = {name for rule in config.rules for name in (*rule.channels, *rule.escalate_to)}
     missing = named - set(config.channel_names)
     if missing:
-        say(f"not configured, nothing is sent: {', '.join(sorted(missing))}", style="dim")
+        print_text(f"not configured, nothing is sent: {', '.join(sorted(missing))}", style="dim")
     warnings = [*config.warnings, *([config.refused] if config.refused else [])]
     for warning in warnings:
-        say(f"warning: {warning}", style="yellow")
+        print_text(f"warning: {warning}", style="yellow")
     if warnings:
         raise typer.Exit(1)
 
@@ -155,21 +155,21 @@ def _try_on(
         for each in found:
             _print_rehearsal(each, policy)
         left = [*HEARTBEAT_KINDS, *(f"action {action.name!r}" for action in actions)]
-        say(f"not tested on a log: {', '.join(left)}", style="dim")
+        print_text(f"not tested on a log: {', '.join(left)}", style="dim")
 
 
 def _print_rehearsal(rehearsal: Rehearsal, policy: AlertingConfig) -> None:
     from rlwatch.cli.rehearsal import moment
 
     zone = policy.quiet_hours[0].zone() if policy.quiet_hours else None if rehearsal.timed else UTC
-    say(rehearsal.name or "the log", style="bold")
+    print_text(rehearsal.name or "the log", style="bold")
     if not rehearsal.timed:
-        say("the log has no timestamps: times are derived from the steps, starting at 12:00 UTC", style="dim")
+        print_text("the log has no timestamps: times are derived from the steps, starting at 12:00 UTC", style="dim")
     published = [line for line in rehearsal.lines if not line.kept]
     rows = [_line_cells(line, moment(line.at, zone)) for line in rehearsal.lines]
     if rows:
         print_table((">step", "time", "event", "severity", "kinds", "sent to"), rows)
-    say(
+    print_text(
         f"{len(published)} sent, {len(rehearsal.lines) - len(published)} suppressed"
         if rows
         else "no alerts would have been sent"

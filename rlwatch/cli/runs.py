@@ -12,7 +12,7 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.analysis.rows import KEY_METRICS, describe, key_values
-from rlwatch.cli.console import SEVERITY_STYLES, Cell, cell_of, print_json, print_table, say
+from rlwatch.cli.console import SEVERITY_STYLES, Cell, cell_of, print_json, print_table, print_text
 from rlwatch.cli.options import ByOption, FormatOption, OutputFormat, StoreOption, examples, me, opened
 from rlwatch.clock import SystemClock
 from rlwatch.columns import RUNS, heads
@@ -81,9 +81,9 @@ def runs(
         given = [f"{word} {value!r}" for word, value in asked.items() if value]
         hint = meant(project, dict.fromkeys(run.project for run in every)) if project else ""
         what = " ".join(["no deleted runs" if deleted else "no runs", *given])
-        say(what + hint if given or deleted else "no runs yet")
+        print_text(what + hint if given or deleted else "no runs yet")
     for name, reason in unreadable.items():
-        say(f"unreadable: {name}: {reason}", style="yellow")
+        print_text(f"unreadable: {name}: {reason}", style="yellow")
 
 
 def _verdict_cell(verdict: Mapping[str, JSON]) -> Cell:
@@ -170,7 +170,7 @@ def edit(
         _print_history(edits)
     else:
         for run in shown:
-            say(_line(run))
+            print_text(_line(run))
 
 
 def _any_run(store: Store, reference: str) -> RunInfo:
@@ -214,7 +214,7 @@ def _line(run: RunInfo) -> str:
 
 def _print_history(edits: list[RunEdit]) -> None:
     if not edits:
-        say("no edits")
+        print_text("no edits")
         return
     print_table(("when", "who", "run", "what"), [(local_moment(e.at), e.by, e.run_id, _what(e)) for e in edits])
 
@@ -260,12 +260,14 @@ def purge(
             since = duration(now - (run.curation.deleted_at or now))
             if yes:
                 purge_run(target, run.run_id, by=by or me(), grace_s=grace_s)
-            say(f"{'removed' if yes else 'to remove'}: {run.run_id}, deleted {since} ago by {run.curation.deleted_by}")
+            print_text(
+                f"{'removed' if yes else 'to remove'}: {run.run_id}, deleted {since} ago by {run.curation.deleted_by}"
+            )
     kept = len(found) - len(due)
     if not due or kept:
-        say(f"{plural(kept, 'deleted run')} left" if kept else "no deleted runs")
+        print_text(f"{plural(kept, 'deleted run')} left" if kept else "no deleted runs")
     if due and not yes:
-        say("nothing removed: add --yes")
+        print_text("nothing removed: add --yes")
 
 
 # ``rlwatch audit``: who did what to which run, and when.
@@ -372,4 +374,4 @@ def audit(
         rows = [(local_moment(entry.at), entry.by, entry.act, entry.run_id, entry.text) for entry in found]
         print_table(("when", "who", "act", "run", "what"), rows)
     else:
-        say("no recorded acts")
+        print_text("no recorded acts")

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 import typer
 
-from rlwatch.cli.console import SEVERITY_STYLES, print_json, progress_bar, reading, say, warn
+from rlwatch.cli.console import SEVERITY_STYLES, print_json, print_text, progress_bar, reading, warn
 from rlwatch.cli.names import map_hint, print_names, print_roles
 from rlwatch.cli.options import (
     ConfigOption,
@@ -395,17 +395,17 @@ def print_report(found: Scanned, *, everything: bool = False) -> None:
         print_answer(view, alarms, [facts, *map_hint(found.names, view.source), *read], "-v")
         return
     print_headline(view, detail=True)
-    say(f"{found.log}  {report.run}".strip() + f"  ({facts})", style="bold")
+    print_text(f"{found.log}  {report.run}".strip() + f"  ({facts})", style="bold")
     print_diagnosis(view.explanation, everything=True)
     print_forecast(view.forecasts)
     print_findings(view.all_findings)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
     for note in [report.rows] * bool(report.rows) + read:
-        say(note, style="dim")
+        print_text(note, style="dim")
     print_names(found.names, view.source)
     print_roles(found.names, view.source)
     print_not_judged(view.not_judged, "-v", everything=True)
-    say()
+    print_text()
 
 
 def print_line(found: Scanned) -> None:
@@ -413,4 +413,4 @@ def print_line(found: Scanned) -> None:
     report = found.report
     name = found.log if report.run in found.log else f"{found.log} {report.run}"
     urgency = report.view.verdict.urgency
-    say(f"{name}: {report.view.headline}", style="green" if urgency is None else SEVERITY_STYLES[urgency])
+    print_text(f"{name}: {report.view.headline}", style="green" if urgency is None else SEVERITY_STYLES[urgency])

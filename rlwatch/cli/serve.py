@@ -21,7 +21,7 @@ from rlwatch.analysis.gauges import TYPE, Gauge, exposition, gauges
 from rlwatch.cli import app_login, ui
 from rlwatch.cli.app_login import DashboardAddress, Login
 from rlwatch.cli.background import LAST_ROUND_S, sigterm_as_ctrl_c, watchman
-from rlwatch.cli.console import say
+from rlwatch.cli.console import print_text
 from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
 from rlwatch.cli.serving_metrics import HOUR_S, GaugeCache
 from rlwatch.error_boundary import described, run_forever, sheltered
@@ -332,7 +332,7 @@ def _answer(work: Work, host: str, port: int) -> None:
     )
     settings.http = limited(AutoHTTPProtocol, Strangers())
     settings.timeout_graceful_shutdown = 5
-    say(
+    print_text(
         f"serving {work.store.url}; probes and metrics at http://{host}:{port}; stop with SIGTERM or Ctrl-C",
         style="dim",
     )

@@ -15,7 +15,7 @@ import typer
 
 from rlwatch.analysis.gauges import TYPE, Gauge, exposition, gauges
 from rlwatch.cli.background import sigterm_as_ctrl_c
-from rlwatch.cli.console import say
+from rlwatch.cli.console import print_text
 from rlwatch.cli.options import StoreOption, examples, opened
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.link.limits import GREETING_S, Strangers
@@ -166,7 +166,7 @@ def server(listen: str, look: GaugeCache) -> ThreadingHTTPServer:
 def _answer(listen: str, look: GaugeCache) -> None:
     with server(listen, look) as answering, sigterm_as_ctrl_c():
         host, port = answering.server_address[:2]
-        say(f"answering at http://{host!s}:{port}{PATH}; stop with Ctrl-C")
+        print_text(f"answering at http://{host!s}:{port}{PATH}; stop with Ctrl-C")
         try:
             answering.serve_forever()
         except KeyboardInterrupt:
@@ -175,7 +175,7 @@ def _answer(listen: str, look: GaugeCache) -> None:
 
 def _push(url: str, every: float, look: GaugeCache) -> None:
     pushing = provider(url, every, look)
-    say(f"pushing to {url} every {every:g} s; stop with Ctrl-C")
+    print_text(f"pushing to {url} every {every:g} s; stop with Ctrl-C")
     with sigterm_as_ctrl_c():
         try:
             while True:

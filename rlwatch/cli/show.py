@@ -23,7 +23,7 @@ from rlwatch.cli.completions import (
     Wish,
     print_completions,
 )
-from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, say
+from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, print_text
 from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
 from rlwatch.cli.rollouts import newest_rollouts, print_recurring, print_rollouts, recurring_rows
 from rlwatch.cli.view_text import (
@@ -131,7 +131,7 @@ def show(
 
 def _print_shed(lines: Sequence[str]) -> None:
     for line in lines:
-        say(line, style="yellow")
+        print_text(line, style="yellow")
 
 
 def _document(info: RunInfo, row: Row, view: RunView, layers: object, actions: object) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _print_spikes(found: dict[str, list[dict[str, JSON]]]) -> None:
 
 
 def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
-    say(f"{run.name or run.run_id}  {row['status']}", style=STATUS_STYLES.get(row["status"], "bold"))
+    print_text(f"{run.name or run.run_id}  {row['status']}", style=STATUS_STYLES.get(row["status"], "bold"))
     started = local_moment(run.created_at) if run.created_at else "-"
     where = f"{run.host or '-'}, pid {run.pid}" if run.pid is not None else run.host or "-"
     facts = {
@@ -199,19 +199,19 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
     }
     for label, text in facts.items():
         if text:
-            say(f"  {label:<10} {text}")
+            print_text(f"  {label:<10} {text}")
     values = row["last_values"]
     shown = [f"{label} {number(value)}" for label, value in key_values(values).items() if value is not None]
     if shown:
-        say(f"  {'last':<10} {'  '.join(shown)}")
+        print_text(f"  {'last':<10} {'  '.join(shown)}")
 
 
 def _print_stalls(run: RunInfo, events: Sequence[Event]) -> None:
     """Print the stage in which each rank stalls, and the innermost frames of its training thread."""
     for stall in stalls_now(run, events):
-        say(f"  {'stalled':<10} {one_line(str(stall.body.get('says', '')), 400)}", style="red")
+        print_text(f"  {'stalled':<10} {one_line(str(stall.body.get('says', '')), 400)}", style="red")
         for frame in stack_of(stall):
-            say(f"  {'':<10}   {one_line(frame, 200)}", style="dim")
+            print_text(f"  {'':<10}   {one_line(frame, 200)}", style="dim")
 
 
 def _print_layers(row: Row | None) -> None:
@@ -221,12 +221,12 @@ def _print_layers(row: Row | None) -> None:
     largest = f"largest {number(row['largest'])} at step {step(row['largest_step'])}"
     text = f"heterogeneity {number(row['heterogeneity'])} (usually {number(row['median'])}, {largest}; 0: all in step)"
     heaviest = f"  {row['heaviest']} holds {percent(row['max_share'])}" if math.isfinite(row["max_share"]) else ""
-    say(f"  {'layers':<10} {text}{heaviest}")
+    print_text(f"  {'layers':<10} {text}{heaviest}")
 
 
 def _print_found(findings: Sequence[Finding], *, everything: bool, newest: int = 10) -> None:
     if not findings:
-        say("no findings")
+        print_text("no findings")
         return
     shown = findings if everything else findings[-newest:]
     hidden = len(findings) - len(shown)
@@ -316,7 +316,7 @@ def spike_rows(batches: Sequence[SpikeBatch], most: int = MOST_ROWS) -> list[dic
 def print_token_spikes(rows: list[dict[str, JSON]]) -> None:
     """Print a table of outlier tokens, or a note that none are recorded."""
     if not rows:
-        say("no token spikes recorded")
+        print_text("no token spikes recorded")
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
     if all(row["rank"] == 0 for row in rows):
@@ -388,9 +388,9 @@ def print_culprits(rows: Sequence[Row], summaries: Sequence[Row]) -> None:
     Nothing is printed if both are empty.
     """
     for summary in summaries[:MOST_SUMMARIES]:
-        say(f"step {step(summary.get('step'))}: {_localisation_summary(summary)}", style="bold")
+        print_text(f"step {step(summary.get('step'))}: {_localisation_summary(summary)}", style="bold")
         for line in _localisation_details(summary):
-            say(f"  {line}")
+            print_text(f"  {line}")
     if rows:
         ranks = any(row["rank"] != 0 for row in rows)
         shown = {name: show for name, show in _CULPRIT_COLUMNS.items() if ranks or name != ">rank"}

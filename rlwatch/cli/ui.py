@@ -23,7 +23,7 @@ from rlwatch.alerts.config import CONFIG_VARIABLE, own_file
 from rlwatch.cli import app_login
 from rlwatch.cli.app_login import VARIABLES, DashboardAddress, Login
 from rlwatch.cli.background import background_services, delivering, sigterm_as_ctrl_c
-from rlwatch.cli.console import complain, say, warn
+from rlwatch.cli.console import complain, print_text, warn
 from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
 from rlwatch.errors import ConfigError, MissingExtraError
 
@@ -135,10 +135,10 @@ def ui(
 
 def introduce(where: DashboardAddress, login: Login) -> None:
     """Print the login link of each role, or the place its token was set, and security warnings."""
-    say("rlwatch dashboard  (stop with Ctrl-C)", style="bold")
+    print_text("rlwatch dashboard  (stop with Ctrl-C)", style="bold")
     for role, token in login.tokens.items():
         link = f"{where.address}  (token: {token.source})" if token.source else where.link(token)
-        say(f"  {role:8}  {MAY[role]:18}  {link}")
+        print_text(f"  {role:8}  {MAY[role]:18}  {link}")
     if not login.kept:
         warn(f"warning: cannot keep a secret at {app_login.secret_path()}: everybody must log in again after a restart")
     if where.plain_beyond_loopback:
@@ -168,7 +168,7 @@ def _check(where: DashboardAddress, login: Login, store: str | None, config: Pat
     finally:
         stop_server(server)
     if problem is None:
-        say("ok: the dashboard starts, is healthy, and rejects requests without a token", style="green")
+        print_text("ok: the dashboard starts, is healthy, and rejects requests without a token", style="green")
         return 0
     output, _ = server.communicate()
     complain(f"the dashboard does not start: {problem}; output: {output[-2000:]}")

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rlwatch.cli.console import SEVERITY_STYLES, Cell, cell_of, print_table, say
+from rlwatch.cli.console import SEVERITY_STYLES, Cell, cell_of, print_table, print_text
 from rlwatch.columns import FINDINGS, FINDINGS_SHOWN, heads
 from rlwatch.diagnosis import Action, Cause, Confidence, Diagnosis, Nature
 from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
@@ -50,9 +50,9 @@ def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = F
     """
     if everything:
         for part in parts:
-            say(f"check skipped: {part.name}: {part.reason}", style="dim")
+            print_text(f"check skipped: {part.name}: {part.reason}", style="dim")
     elif parts:
-        say(f"{checks_left(parts)} ({flag} lists them)", style="dim")
+        print_text(f"{checks_left(parts)} ({flag} lists them)", style="dim")
 
 
 def checks_left(parts: Sequence[NotRun]) -> str:
@@ -80,7 +80,7 @@ def say_wrapped(text: str, style: str = "", *, label: str = "", most: int = 0) -
         break_on_hyphens=False,
     )
     for line in lines:
-        say(line, style=style)
+        print_text(line, style=style)
 
 
 def print_answer(view: RunView, alarms: Sequence[tuple[Severity, str, int]], notes: Sequence[str], flag: str) -> None:
@@ -213,9 +213,9 @@ def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> N
     forecasts = [forecast_of(record) for record in records]
     line = forecast_line(forecasts, now=now)
     if line:
-        say(line, style="yellow" if forecasts[-1].alarm or "alarm from" in line else "")
+        print_text(line, style="yellow" if forecasts[-1].alarm or "alarm from" in line else "")
     elif forecasts and now:
-        say(forecasts[-1].absent, style="dim")
+        print_text(forecasts[-1].absent, style="dim")
 
 
 # A diagnosis as text: cause, confidence, evidence in order of time, and actions.
@@ -234,47 +234,47 @@ def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
     if not any(evidence.severity in WORSE for cause in diagnosis.causes for evidence in cause.evidence):
         return
     first, *others = diagnosis.causes
-    say("Diagnosis", style="bold")
+    print_text("Diagnosis", style="bold")
     if diagnosis.enough:
-        say(
+        print_text(
             f"  {'most likely: ' * (first.nature is Nature.CAUSE)}{first.title} ({first.sure.words}: {first.why})",
             style=STYLES[first.sure],
         )
     else:
-        say(f"  {diagnosis.why_not}", style=STYLES[Confidence.WEAK])
-    say(f"  it began at step {step(first.onset_step)}; in order of time:")
+        print_text(f"  {diagnosis.why_not}", style=STYLES[Confidence.WEAK])
+    print_text(f"  it began at step {step(first.onset_step)}; in order of time:")
     _print_evidence(first)
     if diagnosis.enough or everything:
         _print_actions(first, everything=everything)
     for other in others:
-        say(f"  or: {other.title} ({other.sure.words}): {other.summary}", style="dim")
+        print_text(f"  or: {other.title} ({other.sure.words}): {other.summary}", style="dim")
 
 
 def _print_evidence(cause: Cause) -> None:
     for evidence in cause.evidence:
         seen = f" (seen at {step(evidence.seen_step)})" if evidence.seen_step is not None else ""
         message = evidence.message or evidence.text
-        say(f"    step {step(evidence.step):>7}{seen:<18}  {evidence.kind}: {one_line(message, LONGEST)}")
+        print_text(f"    step {step(evidence.step):>7}{seen:<18}  {evidence.kind}: {one_line(message, LONGEST)}")
 
 
 def _print_actions(cause: Cause, *, everything: bool) -> None:
     if cause.actions:
-        say("What to do, in order", style="bold")
+        print_text("What to do, in order", style="bold")
     for place, action in enumerate(cause.actions if everything else cause.actions[:FEW], 1):
         _print_action(place, action)
     left = len(cause.actions) - FEW
     if left > 0 and not everything:
-        say(f"  and {left} more: rlwatch report RUN, or --format json", style="dim")
+        print_text(f"  and {left} more: rlwatch report RUN, or --format json", style="dim")
     if cause.withheld:
-        say(f"  {cause.withheld}", style="yellow")
+        print_text(f"  {cause.withheld}", style="yellow")
 
 
 def _print_action(place: int, action: Action) -> None:
-    say(f"  {place}. {action.name} ({action.strength.value})")
-    say(f"     {action.what}")
+    print_text(f"  {place}. {action.name} ({action.strength.value})")
+    print_text(f"     {action.what}")
     for trainer, text in action.options.items():
-        say(f"     {trainer}: {text}", style="cyan")
-    say(f"     evidence: {action.evidence} [{action.source}]", style="dim")
+        print_text(f"     {trainer}: {text}", style="cyan")
+    print_text(f"     evidence: {action.evidence} [{action.source}]", style="dim")
 
 
 # Findings and alerts as lines of a stream.
@@ -296,13 +296,15 @@ def alert_line(alert: Alert) -> str:
 
 def print_finding_line(finding: Finding, prefix: str = "") -> None:
     """Print a finding as one line behind ``prefix``, in the colour of its severity; a recovery in green."""
-    say(prefix + finding_line(finding), style="green" if finding.stage.better else SEVERITY_STYLES[finding.severity])
+    print_text(
+        prefix + finding_line(finding), style="green" if finding.stage.better else SEVERITY_STYLES[finding.severity]
+    )
 
 
 def print_alert_line(alert: Alert, prefix: str = "") -> None:
     """Print an alert as one line behind ``prefix``, in the colour of its severity; a resolved one in green."""
     over = alert.state is AlertState.RESOLVED
-    say(prefix + alert_line(alert), style="green" if over else SEVERITY_STYLES[alert.severity])
+    print_text(prefix + alert_line(alert), style="green" if over else SEVERITY_STYLES[alert.severity])
 
 
 def print_outcome(outcome: MonitorOutcome, prefix: str = "") -> None:

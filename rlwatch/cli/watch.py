@@ -15,7 +15,7 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.background import background_services, deliver_once, delivering, sigterm_as_ctrl_c, watchman
-from rlwatch.cli.console import say, warn
+from rlwatch.cli.console import print_text, warn
 from rlwatch.cli.import_log import NamedLog
 from rlwatch.cli.options import (
     ConfigOption,
@@ -98,7 +98,7 @@ def judge_store_once(url: str | None, run: str | None, config: Path | None) -> i
         _print_news(watch)
         delivered = deliver_once(store, alerting)
         if delivered:
-            say(f"alerts {delivered}")
+            print_text(f"alerts {delivered}")
         return int(watch.critical())
 
 
@@ -114,7 +114,9 @@ def follow_store(
         watch = StoreWatch(store, run_id)
         old = len(list(watch.findings())) + len(list(watch.alerts()))
         with delivering(store, alerting), background_services(store, alerting, run_id):
-            say(f"watching {store.url} (older findings and alerts not shown: {old}); stop with Ctrl-C", style="dim")
+            print_text(
+                f"watching {store.url} (older findings and alerts not shown: {old}); stop with Ctrl-C", style="dim"
+            )
             news = store.news("alerts", run_id)
             try:
                 while True:
@@ -124,7 +126,7 @@ def follow_store(
                         news.arrived(pushed_s)
                     _print_news(watch)
             except KeyboardInterrupt:
-                say("stopped", style="dim")
+                print_text("stopped", style="dim")
             finally:
                 if news is not None:
                     news.close()
@@ -263,7 +265,7 @@ def _asking(engines: Sequence[str], path: Path, address: str | None, *, once: bo
             "--engine goes with the rows of one log that is followed; the rows of a store are its trainers': say "
             "rlwatch.init(engines=...) or RLWATCH_ENGINES there"
         )
-    asked = Engines(addresses(engines), told=warn)
+    asked = Engines(addresses(engines), report=warn)
     thread = MachineThread(lambda: asked.read)
     thread.start()
     try:

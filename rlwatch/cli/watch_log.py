@@ -17,7 +17,7 @@ from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.messages import Notification
 from rlwatch.alerts.rules import AlertingConfig
 from rlwatch.cli.background import deliver_once, delivering, unbroken
-from rlwatch.cli.console import backlog, say, warn
+from rlwatch.cli.console import backlog, print_text, warn
 from rlwatch.cli.import_log import NamedLog, holds
 from rlwatch.cli.names import print_names
 from rlwatch.cli.options import alerting_of, opened
@@ -379,7 +379,7 @@ def scan_once(log: NamedLog, store_url: str | None, config: Path | None, tail: T
         if watch.tail.problem and not watch.records:
             raise ImportFormatError(str(log.path), watch.tail.problem)
         if watch.left_out:
-            say(f"skipped: {watch.left_out}", style="dim")
+            print_text(f"skipped: {watch.left_out}", style="dim")
         watch.end("end of the log reached", whole=True)
         delivered = deliver_once(store, alerting)
         for run_id in watch.run_ids:
@@ -388,7 +388,7 @@ def scan_once(log: NamedLog, store_url: str | None, config: Path | None, tail: T
         code = int(any(ever_critical(store, run_id) for run_id in watch.run_ids or (watch.run_id,)))
     several = len(watch.run_ids) > 1
     named = f"runs {', '.join(watch.run_ids)}" if several else f"run {watch.run_id}"
-    say(f"{named}: {watch.records} new records{f'; alerts {delivered}' if delivered else ''}")
+    print_text(f"{named}: {watch.records} new records{f'; alerts {delivered}' if delivered else ''}")
     return code
 
 
@@ -423,7 +423,7 @@ def follow(
         alerting = alerting_of(config, store)
         with delivering(store, alerting):
             watch = watch_of(log, store, alerting, clock=clock, tail=tail, beside=beside)
-            say(f"watching {log.path}; stop with Ctrl-C", style="dim")
+            print_text(f"watching {log.path}; stop with Ctrl-C", style="dim")
             try:
                 with backlog(watch.tail) as shown:
                     catch_up(watch, shown)
@@ -434,7 +434,7 @@ def follow(
                     pause()
                     catch_up(watch)
             except KeyboardInterrupt:
-                say("stopped", style="dim")
+                print_text("stopped", style="dim")
             finally:
                 with unbroken():
                     watch.end("watch ended")
@@ -447,7 +447,7 @@ def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
         with unbroken():
             watch.look()
         if watch.recording is not None and watch.run_id not in known:
-            say(f"run {watch.run_id} ({watch.tail.format})", style="dim")
+            print_text(f"run {watch.run_id} ({watch.tail.format})", style="dim")
         shown()
         if not watch.behind:
             return

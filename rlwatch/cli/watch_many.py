@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlwatch.cli.background import deliver_once, delivering, unbroken
-from rlwatch.cli.console import errors, say, warn
+from rlwatch.cli.console import errors, print_text, warn
 from rlwatch.cli.import_log import NamedLog
 from rlwatch.cli.names import reading_lines
 from rlwatch.cli.options import alerting_of, opened
@@ -310,7 +310,7 @@ def look_once(log: NamedLog, patterns: Sequence[str], store_url: str | None, con
             raise ImportFormatError(str(log.path), _nothing(fleet, patterns))
         delivered = deliver_once(store, alerting)
         code = int(any(ever_critical(store, run_id) for run_id in fleet.recorded))
-    say(f"{len(fleet.recorded)} runs of {len(fleet.members)} logs{f'; alerts {delivered}' if delivered else ''}")
+    print_text(f"{len(fleet.recorded)} runs of {len(fleet.members)} logs{f'; alerts {delivered}' if delivered else ''}")
     return code
 
 
@@ -333,7 +333,7 @@ def follow(
         alerting = alerting_of(config, store)
         with delivering(store, alerting):
             fleet = fleet_of(log, patterns, store, alerting, clock, most_open=most_open, most_live=most_live)
-            say(f"watching the logs in {log.path} ({', '.join(patterns)}); stop with Ctrl-C", style="dim")
+            print_text(f"watching the logs in {log.path} ({', '.join(patterns)}); stop with Ctrl-C", style="dim")
             try:
                 with status_line(fleet) as show:
                     while True:
@@ -342,7 +342,7 @@ def follow(
                         if not behind:
                             pause()
             except KeyboardInterrupt:
-                say("stopped", style="dim")
+                print_text("stopped", style="dim")
             finally:
                 with unbroken():
                     fleet.end("watch ended")
@@ -412,4 +412,4 @@ def _print_line(line: str, problem: bool) -> None:
     if problem:
         warn(line)
     else:
-        say(line, style="dim")
+        print_text(line, style="dim")

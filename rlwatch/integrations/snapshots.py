@@ -216,7 +216,7 @@ class SnapshotPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SnapshotsToRemove:
     """Snapshots to remove in order to free memory: ``release`` are on disk and leave the memory, ``drop`` are
     deleted.
     """
@@ -502,9 +502,9 @@ class SnapshotKeeper:
             body = {"every": settings.every, "keep": settings.keep, "where": str(settings.where or "")}
             self._seam.run.event(SNAPSHOTS, step, bytes=needed, **body)
 
-    def _room(self, needed: int, step: int) -> Room | None:
+    def _room(self, needed: int, step: int) -> SnapshotsToRemove | None:
         """Return how to free ``needed`` bytes after ``step``; None, with one log line, if that is impossible."""
-        room, kept = Room(), list(self.taken)
+        room, kept = SnapshotsToRemove(), list(self.taken)
         while sum(one.nbytes for one in kept if one not in room.release) + needed > self._allowed():
             here = [one for one in kept[:-1] if one.file is not None and one.kept is not None]
             written = next((one for one in here if one not in room.release), None)

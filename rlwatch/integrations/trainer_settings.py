@@ -62,7 +62,7 @@ class TrainerSettings:
         self._numbers = numbers
         self._options = dict(options or {})
         self._known: dict[str, JSON] = {}
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
 
     def values(self) -> dict[str, float]:
         """Return the current values of the numeric settings, by metric name.
@@ -81,8 +81,8 @@ class TrainerSettings:
         for option, read in self._options.items():
             value = _plain(read())
             before = self._known.setdefault(option, value)
-            if before != value and self._told.get(option, 0) < MOST_CHANGES:
-                self._told[option] = self._told.get(option, 0) + 1
+            if before != value and self._reported.get(option, 0) < MOST_CHANGES:
+                self._reported[option] = self._reported.get(option, 0) + 1
                 found.append({"option": option, "before": before, "after": value})
             self._known[option] = value
         return found

@@ -42,12 +42,12 @@ def _first(span: Span) -> int:
     return span.first
 
 
-def told(spans: Sequence[Span]) -> str:
+def spans_in_words(spans: Sequence[Span]) -> str:
     """Return a text with the number of lost rows and their steps.
 
-    >>> told([Span(3, 3, 1), Span(7, 9, 4)])
+    >>> spans_in_words([Span(3, 3, 1), Span(7, 9, 4)])
     '5 rows of steps 3, 7-9'
-    >>> told([Span(3, 3, 1)])
+    >>> spans_in_words([Span(3, 3, 1)])
     '1 row of step 3'
     """
     rows, steps = sum(span.rows for span in spans), ", ".join(map(str, spans))

@@ -90,7 +90,7 @@ class Engines:
     ----------
     urls
         Addresses of the engines' metrics, as :func:`addresses` returns them.
-    told
+    report
         Called with a message once for each engine that does not answer, and again if it fails after it has answered.
         None: the message is logged.
 
@@ -100,9 +100,9 @@ class Engines:
         Where prometheus_client is missing.
     """
 
-    def __init__(self, urls: Sequence[str], told: Callable[[str], object] | None = None) -> None:
+    def __init__(self, urls: Sequence[str], report: Callable[[str], object] | None = None) -> None:
         self._engines = [_Engine(url) for url in urls]
-        self._notify = told or (lambda words: log_message(logging.WARNING, "%s", words))
+        self._notify = report or (lambda words: log_message(logging.WARNING, "%s", words))
         self.failures = 0
         """Number of readings that got no answer."""
         try:

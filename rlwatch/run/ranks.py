@@ -148,7 +148,7 @@ class FirstRank:
     seek
         Makes the server reachable for ranks of other machines; called until every rank is connected or it returns
         False. None: not needed.
-    told
+    on_event
         Called with the kind, the step and the body of each event that another rank sends about itself.
     """
 
@@ -160,9 +160,9 @@ class FirstRank:
         offer: Callable[[Awaited], object],
         wanted: Callable[[], bool],
         seek: Callable[[Hub], bool] | None = None,
-        told: Callable[[str, int | None, Mapping[str, Any]], object] = lambda *_: None,
+        on_event: Callable[[str, int | None, Mapping[str, Any]], object] = lambda *_: None,
     ) -> None:
-        self._on_event = told
+        self._on_event = on_event
         self.hub = hub
         self._offer = offer
         self._wanted = wanted

@@ -35,7 +35,7 @@ from rlwatch.error_boundary import (
 from rlwatch.errors import FirstStepError
 from rlwatch.ports import PendingRecord
 from rlwatch.recorder.intake import LARGEST, Intake, Queued, a_batch, admit, step_index
-from rlwatch.recorder.losses import Counters, told
+from rlwatch.recorder.losses import Counters, spans_in_words
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Command, CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import clean_name, plain, redacted
@@ -514,7 +514,11 @@ class Run:
         if lost:
             why = f"the store took nothing: {writer.trouble}" if writer.trouble else "there was no room for them"
             log_message(
-                logging.WARNING, "run %s ends without %s, which are lost (%s)", self.info.run_id, told(lost), why
+                logging.WARNING,
+                "run %s ends without %s, which are lost (%s)",
+                self.info.run_id,
+                spans_in_words(lost),
+                why,
             )
 
     def _safely(self, call: Callable[[], bool]) -> bool:

@@ -301,12 +301,14 @@ class StallWatch:
         Stage clock of the process.
     rank
         Rank of the process.
-    told
+    report
         Called with the kind of the event, the last step, and the body.
     """
 
-    def __init__(self, clock: StageClock, rank: int, told: Callable[[str, int | None, dict[str, Any]], object]) -> None:
-        self._clock, self._rank, self._report = clock, rank, told
+    def __init__(
+        self, clock: StageClock, rank: int, report: Callable[[str, int | None, dict[str, Any]], object]
+    ) -> None:
+        self._clock, self._rank, self._report = clock, rank, report
         self._look_at = 0.0
         self._progress = 0.0
         self._seen: tuple[int, ...] = ()

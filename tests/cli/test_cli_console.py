@@ -63,9 +63,9 @@ def test_a_table_on_a_terminal_is_coloured_and_fits(terminal: Terminal) -> None:
 def test_a_line_is_coloured_on_terminals_only(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """``NO_COLOR`` is respected."""
     with redirect_stdout(terminal):
-        console.say("danger", style="red")
+        console.print_text("danger", style="red")
         monkeypatch.setenv("NO_COLOR", "1")
-        console.say("calm", style="red")
+        console.print_text("calm", style="red")
 
     assert "\x1b[31mdanger" in terminal.getvalue()
     assert "\x1b[31mcalm" not in terminal.getvalue()
@@ -73,7 +73,7 @@ def test_a_line_is_coloured_on_terminals_only(terminal: Terminal, monkeypatch: p
 
 def test_text_is_text_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     """Nor emoji, nor a command to the terminal."""
-    console.say("[red]x[/red] :smile: a\x1b[2Jb")
+    console.print_text("[red]x[/red] :smile: a\x1b[2Jb")
     console.print_table(("[b]h[/b]",), [("[i]c[/i]",)])
 
     output = capsys.readouterr().out

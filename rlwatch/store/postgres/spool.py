@@ -169,13 +169,13 @@ class Spool:
     journal: SQLiteJournal
     lock: RunLock
 
-    def close(self, *, told: bool) -> None:
+    def close(self, *, end_stored: bool) -> None:
         """Close the journal, and remove its directory if the server has all items and, if the run ended, the end
-        (``told``).
+        (``end_stored``).
         """
         left, ended = len(self.journal.missing()), ending_in(self.directory)
-        self.journal.close(remove=not left and (told or ended is None))
-        if not left and (told or ended is None):
+        self.journal.close(remove=not left and (end_stored or ended is None))
+        if not left and (end_stored or ended is None):
             shutil.rmtree(self.directory, ignore_errors=True)
             with suppress(OSError):
                 self.directory.parent.rmdir()

@@ -217,7 +217,7 @@ class PostgresWriter:
             return
         kept, self._spool = self._spool, None
         if kept is not None:
-            kept.close(told=self._end_stored)
+            kept.close(end_stored=self._end_stored)
         if self._db is not None and not self._db.closed and self._ended != "closed":
             with suppress(psycopg.Error):
                 self._db.execute("SELECT pg_advisory_unlock_all()")
