@@ -198,7 +198,7 @@ def rows_that_count(one: Series, starts: Mapping[int, int]) -> MetricSeries:
 
 @dataclass(frozen=True, slots=True)
 class Ruler:
-    """Map from ``steps`` (N,) of a run to ``places`` (N,) on an axis, linear in between."""
+    """Map from the ``steps`` (N,) of a run to ``places`` (N,) on an axis such as time or tokens, linear in between."""
 
     steps: Floats
     places: Floats

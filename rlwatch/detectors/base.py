@@ -435,7 +435,10 @@ class SeriesHistory:
 
     @property
     def room(self) -> bool:
-        """True if the level is well below its maximum: 1 for a share, otherwise the best row, if above 0."""
+        """True if the metric can still rise: its level is well below its maximum.
+
+        The maximum is 1 for a share, otherwise the best row so far if that is above 0.
+        """
         return self.level < GOAL_ROOM * (1.0 if self.share else max(self.high, 0.0)) and self.high > 0.0
 
     def climbed(self, least: float) -> float | None:

@@ -97,12 +97,18 @@ class Grouped(Stat):
         )
 
     def reduce(self) -> Stat:
-        """Return the statistic without the kept values, which are not needed if no group continues in another batch."""
+        """Return the statistic computed, without the values kept so far, which only a group that continues would need.
+
+        To be called if no group of this batch continues in another.
+        """
         return self.over(joined(self.values), joined(self.masks), grouped_by(self.groups))
 
     @abstractmethod
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Stat:
-        """Return the statistic of the ``values`` (N, ...) of all batches inside ``mask``, grouped by ``grouping``."""
+        """Compute the statistic of the ``values`` (N, ...) of all batches inside ``mask``.
+
+        ``grouping``: partition of the N responses into groups.
+        """
 
     @override
     def settle(self) -> Stat:

@@ -326,8 +326,10 @@ def off_policy_stats(
 
 
 def observe_off_policy(batch: TokenBatch) -> Stats:
-    """Return off-policy mask statistics if the sampling policy and advantages are known, and staleness if that is
-    known.
+    """Return statistics of an off-policy sequence mask, and of staleness; each is left out if ``batch`` lacks its
+    inputs.
+
+    The mask needs the log-probs of the policy that sampled, and advantages.
     """
     stats: Stats = {}
     if batch.staleness is not None:

@@ -575,7 +575,10 @@ class MeanLoadViolation(Stat):
         return replace(self, count=torch.where(both, self.count + other.count, 0.0), loads=self.loads + other.loads)
 
     def violations(self) -> tuple[Tensor, Tensor]:
-        """Return load * experts - 1 (layers, MOST_EXPERTS), and a mask of the experts that exist."""
+        """Return how far each expert's load is from an even load, load * experts - 1 (layers, MOST_EXPERTS).
+
+        Also returns a mask of the experts that exist, of the same shape.
+        """
         number = torch.arange(1, MOST_EXPERTS + 1, device=self.loads.device)
         experts = torch.where(self.loads.any(0), number, 0).amax()
         loads = self.loads.double()

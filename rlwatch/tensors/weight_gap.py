@@ -179,7 +179,11 @@ def _fused(name: str, engine: Mapping[str, Tensor], rows: Mapping[str, int]) -> 
 
 
 def places_of(elements: int, turn: int) -> slice:
-    """Return a slice of the ``elements`` of a tensor to compare at the sync number ``turn``: at most ``SAMPLED``."""
+    """Return which elements of a flattened tensor with ``elements`` elements to sample, as a slice of at most
+    ``SAMPLED``.
+
+    ``turn``: number of the sync or step; different ones sample different elements.
+    """
     stride = max(1, elements // SAMPLED)
     stride -= stride > 1 and stride % 2 == 0  # an odd one meets all columns of a matrix
     count = min(SAMPLED, elements)

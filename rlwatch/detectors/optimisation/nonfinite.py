@@ -116,9 +116,11 @@ NEAR = 2
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteChain:
-    """The quantities (links) that became non-finite, in order, each with the step at which it broke.
+    """The links of the training chain (such as reward, loss, gradient) that became non-finite, each with the step of
+    it.
 
-    ``origin``: suspected at the first of them. ``extreme``: number of rows with extreme log-ratios shortly before.
+    ``onsets``: link -> step. ``origin``: suspected origin, as of the first of them. ``extreme``: number of rows with
+    extreme log-ratios shortly before.
     """
 
     onsets: Mapping[str, int] = field(default_factory=dict)

@@ -188,7 +188,7 @@ class NoSignal(BaseDetector):
         self._counted = False
 
     def listen(self, step: ClosedStep) -> None:
-        """Read reward, gradient norm and entropy from every row."""
+        """Read mean reward, gradient norm and entropy from the row ``step``."""
         self._context.update(step)
         entropy = finite(step, "policy/entropy")
         if entropy is not None:

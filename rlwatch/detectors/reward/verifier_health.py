@@ -81,11 +81,13 @@ class VerifierHealth(BaseDetector):
         self._series: dict[str, VerifierSeries] = {}
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return True if the row has one of the reward functions' metrics."""
+        """Return True if the row ``step`` has a metric of a reward function, such as its share of failed calls."""
         return any(finite(step, name) is not None for prefix in PREFIXES for name in members(step, prefix))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Read the reward functions' metrics of the row; return findings for those that have risen, failures first."""
+        """Judge the reward functions' metrics of the row ``step``; return findings for those that have risen, failures
+        first.
+        """
         for prefix in PREFIXES:
             for name in members(step, prefix):
                 value = finite(step, name)

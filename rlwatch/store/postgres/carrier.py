@@ -62,8 +62,9 @@ class Shipment(Protocol):
     """
 
     def send(self, db: Connection, bulk: Load) -> None:
-        """Store the bulk of a batch in the engine, before the transaction. Raises ``UnreachableError`` if it cannot be
-        reached.
+        """Store records, tokens and completions (``bulk``) of a batch in the engine, before the PostgreSQL transaction.
+
+        Raises ``UnreachableError`` if the engine cannot be reached.
         """
         ...
 

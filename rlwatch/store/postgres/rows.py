@@ -87,7 +87,7 @@ class CopiedBatch(Batch):
 
     @property
     def bulk(self) -> Load:
-        """The batch's rows of the kinds that grow with every step, for a shipment to another server."""
+        """The batch's records, token batches and completions, as rows to send to a server other than PostgreSQL."""
         names = {number: of for of, (number, _) in (self._sets | self.new_sets).items()}
         extra = {seq: body for table, seq, body in self.extra if table == "record"}
         return Load(names, self._records, self._spikes, self._completions, extra)

@@ -45,9 +45,9 @@ Opened = AbstractContextManager[Connection]
 
 
 class RunQueries(ABC):
-    """Part of a store that reads runs; implements ``RunReader``.
+    """Part of a store on PostgreSQL that reads runs; implements ``RunReader``.
 
-    Subclasses provide the engine that holds the bulk, and snapshots of the store and of one run.
+    Subclasses provide the engine that holds records, tokens and completions, and snapshots of the store and of one run.
     """
 
     url: str

@@ -20,9 +20,8 @@ _AT_ONCE = 500  # rows of a branch
 
 
 class Tables:
-    """Engine for the bulk of runs in PostgreSQL itself; implements ``SeriesBackend``.
-
-    Rows are copied in by the transaction that stores everything else of a batch.
+    """Engine that holds the records, tokens and completions of runs in PostgreSQL itself; implements
+    ``SeriesBackend``.
     """
 
     def rows(

@@ -184,7 +184,9 @@ class CurationTables(ABC):
 
 
 class NoCuration:
-    """Part of a store that cannot hold people's edits of runs: refuse them, with the reason."""
+    """Part of a store that cannot hold people's edits of runs, nor remove runs: each call raises an error with the
+    reason.
+    """
 
     _no_commands_because: str
 
