@@ -288,7 +288,10 @@ LAST_PART = 10
 
 
 def study_of(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, Any] | None:
-    """Return the settings in which the runs differ and their results, by run; None without either."""
+    """Return settings and results of several runs for a chart of results by setting, as plain values for JSON.
+
+    Returns None without metrics, with fewer than two runs, or if no setting differs.
+    """
     runs = [(place, run) for place, group in enumerate(groups) for run in group.runs]
     differing = config_diff([run.config for _, run in runs])
     if not differing or not metrics or len(runs) < 2:

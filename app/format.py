@@ -55,7 +55,7 @@ def event_words(event: Event) -> tuple[str, str]:
 
 
 def evidence_value(entry: JSON) -> str:
-    """Format one entry: numbers in the usual format, text unchanged, lists and tables in words.
+    """Return one evidence value as text: numbers in the usual format, text unchanged, lists and tables in words.
 
     >>> evidence_value({"layer": 3, "norms": [0.5, 0.25]})
     'layer 3, norms 0.5, 0.25'

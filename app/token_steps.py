@@ -64,7 +64,7 @@ STEP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class LocalisationReport:
-    """Result of localising a gradient spike to tokens: an event with the fields of
+    """Result of localising a gradient spike to tokens: an event ``gradient_localised``, as
     :class:`rlwatch.gradloc.report.Localisation`.
 
     Fields that the event lacks are None or empty. ``cost`` holds ``forwards``, ``backwards`` and ``seconds``; ``worst``

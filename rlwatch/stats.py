@@ -327,7 +327,7 @@ class Window(Stateful):
             values.popleft()
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add finite rows of ascending steps; the state is that of one :meth:`update` after the other."""
+        """Add several finite rows with ascending steps; the result equals one call of :meth:`update` for each row."""
         self.update(steps[0], values[0])
         self._steps.extend(steps[1:])
         self._values.extend(values[1:])
@@ -391,7 +391,7 @@ class Window(Stateful):
 
     @property
     def lowest(self) -> float:
-        """The lowest row; inf when empty."""
+        """Lowest value in the window; inf when the window is empty."""
         return min(self._values, default=math.inf)
 
     @property
@@ -453,7 +453,7 @@ class Ranked(Window):
             values.popleft()
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add finite rows of ascending steps; the state is that of one :meth:`update` after the other."""
+        """Add several finite rows with ascending steps; the result equals one call of :meth:`update` for each row."""
         super().extend(steps, values)
         self._ordered = None
 
@@ -692,7 +692,9 @@ class Hold(Stateful):
         self._misses = 0
 
     def miss(self, steps: Sequence[int]) -> None:
-        """Take rows of ascending steps without the condition; the state is that of one :meth:`update` for each."""
+        """Take rows with ascending steps at which the condition does not hold, as one call of :meth:`update` for each
+        would.
+        """
         self.update(steps[0], condition=False)
         if len(steps) > 1:
             self._misses += len(steps) - 1

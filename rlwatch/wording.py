@@ -276,7 +276,7 @@ def joined(*children: str) -> Markup:
 
 
 def code_in(text: str) -> Markup:
-    """Return HTML in which text in backticks is code.
+    """Return ``text`` as HTML in which parts in backticks are marked as code.
 
     >>> code_in("`beta=0.0` drops <it>")
     '<code>beta=0.0</code> drops &lt;it&gt;'

@@ -65,7 +65,11 @@ TRIAL_EVENT = "test"
 
 @dataclass(frozen=True, slots=True)
 class AlertCase:
-    """One alert, with everything that decides if notifications of it are due."""
+    """One alert, with everything that decides if notifications of it are due.
+
+    ``rule``, ``run``: rule and run of the alert. ``live``: True if the run goes on. ``acknowledgement``: a user's, if
+    any.
+    """
 
     alert: Alert
     rule: Rule

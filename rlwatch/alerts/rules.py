@@ -239,7 +239,7 @@ class Rule:
         object.__setattr__(self, "labels", check_labels(self.name, self.labels))
 
     def matches(self, finding: Finding) -> bool:
-        """Return whether the rule covers this finding."""
+        """Return whether the alert rule covers ``finding``, by its kind, detector and severity."""
         return (
             (not self.kinds or finding.kind in self.kinds)
             and finding.kind not in self.except_kinds

@@ -37,18 +37,19 @@ COLLAPSE_KINDS = collapse_kinds()
 
 @dataclass(frozen=True, slots=True)
 class NamedSetting:
-    """A setting that the diagnosis names as a cause, and that the log shows to have changed before the failure.
+    """A setting (such as the learning rate) that the diagnosis names as a cause and that changed before the failure in
+    the log.
 
     Attributes
     ----------
     knob
-        Its name in ``knobs.toml``.
+        Name of the setting in ``knobs.toml``.
     metric
         Metric that is the setting itself.
     since
         First step with the changed value.
     before, after
-        Its values before the change and at the failure, in the unit of the metric.
+        Values before the change and at the failure, in the unit of the metric.
     sure
         Confidence of the diagnosis, in its words.
     """

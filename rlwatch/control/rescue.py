@@ -255,22 +255,22 @@ class RescueCourse:
 
     @property
     def listens(self) -> bool:
-        """True while the newest metrics are wanted."""
+        """True while :meth:`next` needs the newest metrics of the run."""
         return self.measures or self.stage is Stage.FROZEN or bool(self._kept)
 
     def next(
         self, step: int, health: RunHealth, reward: float | None, measured: Mapping[str, float] | None = None
     ) -> Command | None:
-        """Return what to do at the boundary after ``step``, if anything.
+        """Return the command to send at the boundary after ``step``, or None.
 
         Parameters
         ----------
         step
             The step that has ended.
         health
-            Of the run, as of the last judged step.
+            Health of the run, as of the last judged step.
         reward
-            Of the batch sampled last.
+            Mean reward of the batch sampled last.
         measured
             The newest metrics, by canonical name, while the course :attr:`listens`.
         """

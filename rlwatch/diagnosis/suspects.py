@@ -410,7 +410,7 @@ def advice(kind: str, source: str = "") -> Advice | None:
 
 
 def kinds() -> tuple[str, ...]:
-    """Return every kind of finding with advice, in alphabetical order."""
+    """Return the names of all kinds of findings that have advice, in alphabetical order."""
     return tuple(sorted(catalogue.kinds()))
 
 

@@ -96,7 +96,7 @@ class KnobChange:
         return ratio if 0 < ratio < math.inf else None
 
     def words(self, step: int) -> str:
-        """Return a description of the change up to ``step``.
+        """Return a description of the change of the setting up to ``step``, in words.
 
         >>> KnobChange("learning_rate", "optim/lr", 170, 4e-4, ((170, 5e-4), (198, 4.8e-3))).words(200)
         'x 12 since step 170 (0.0004 to 0.0048)'

@@ -167,7 +167,11 @@ class Monitor:
         return tuple(alert for alert in self._judge.alerts.active if alert.state is AlertState.FIRING)
 
     def health(self, *, forecast: bool = True) -> RunHealth:
-        """Return the health of the run as of the last judged step; without its forecast if that is not wanted."""
+        """Return the health of the run as of the last judged step: findings, firing alerts, forecast, rows, named
+        settings.
+
+        ``forecast`` False leaves the forecast out.
+        """
         firing, rows = self.firing, self.judged_rows
         named = self._named.now(firing, self._judge.lookback, self.source, rows[-1].step if rows else 0)
         return RunHealth(self.active, firing, self.forecast if forecast else None, rows, named)
@@ -195,6 +199,8 @@ class Monitor:
     def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[MonitorOutcome]:
         """Judge many rows and events and yield their outcomes; faster than one by one, as forecasts are computed in
         batches.
+
+        For stored rows only: it reads up to :data:`AT_ONCE` steps ahead of the outcomes it yields.
         """
         views: list[ClosedStep | Arrived] = []
         for item in items:
@@ -212,7 +218,7 @@ class Monitor:
         return joined(map(self._judge.judge, self._gathering.close(self._reader)))
 
     def diagnosis(self) -> Diagnosis:
-        """Return the most likely cause of the findings so far on this branch of the run.
+        """Return the likeliest causes of the findings so far on this branch of the run.
 
         Raises ``ConfigError`` if the monitor was made with ``explains=False``.
         """

@@ -123,7 +123,7 @@ class StageClock:
         """Whether the spans are added to the rows of ``run.log``, because no integration ends steps."""
 
     def stage(self, name: str) -> Stage:
-        """Return a context manager for the stage ``name``."""
+        """Return a context manager for the stage ``name`` of a training step, which measures the time in it."""
         return Stage(self, name)
 
     def enter(self, name: str) -> Opened | None:
