@@ -1,5 +1,6 @@
 """What judging costs: CPU of the detectors for each step of 300 metrics, and whether their memory stays bounded.
 
+    python benchmarks/detector_cost.py --named --against ../before   # 60 metrics that verl logs, in good order
     python benchmarks/detector_cost.py                       # 5,000 steps
     python benchmarks/detector_cost.py --steps 1000000       # the long one: memory every tenth of the way
     python benchmarks/detector_cost.py --steps 1000000 --metrics 30 --without-forecast   # the same in a few minutes
@@ -23,9 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
+
+import one_tool
 
 from rlwatch.detectors.base import DetectorSet
 from rlwatch.detectors.registry import default_detectors
@@ -39,7 +42,7 @@ from rlwatch.monitor.forecasting import Forecasts, NoForecasts
 from rlwatch.records import ClosedStep, StepRecord
 from rlwatch.scanner import replay
 
-METRICS, LAYERS, SCANNED = 300, 100, 30
+METRICS, LAYERS, SCANNED, METRICS_OF_VERL = 300, 100, 30, 60
 STRETCH = 1000
 
 
@@ -48,6 +51,12 @@ def names(count: int) -> list[str]:
     known = [name for name in BY_NAME if not name.endswith("/")]
     apart = max(len(known) // count, 1)
     return (known[::apart] + [f"own/metric_{i}" for i in range(count)])[:count]
+
+
+def named_rows(steps: int, seed: int = 0) -> Iterator[dict[str, float]]:
+    """Sixty metrics under verl's names, each within a few percent of its level: a run in good order."""
+    rng = random.Random(seed)
+    return (one_tool.row(rng) for _ in range(steps))
 
 
 def rows(steps: int, seed: int = 0, metrics: int = METRICS) -> Iterator[dict[str, float]]:
@@ -85,11 +94,11 @@ def one_by_one(stretch: list[dict[str, float]]) -> list[tuple[float, str]]:
     return sorted(((cost / len(stretch) * 1e6, name) for name, cost in best.items()), reverse=True)
 
 
-def scanned(steps: int, metrics: int) -> tuple[float, float]:
+def scanned(stretch: Sequence[dict[str, float]]) -> tuple[float, float]:
     """Microseconds a row of a log of JSON lines: to read it, and to replay it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
-        lines = (json.dumps({"step": i, **row}) for i, row in enumerate(rows(steps, metrics=metrics)))
+        steps, lines = len(stretch), (json.dumps({"step": i, **row}) for i, row in enumerate(stretch))
         path.write_text("\n".join(lines) + "\n")
         begun = time.thread_time()
         (run,) = read_log(path)
@@ -141,29 +150,30 @@ def whole(steps: int, metrics: int, forecaster: Callable[[], Forecasts] | None) 
         print(f"{done:>10,} steps  {took:8.0f} us a step, rows made too  {held:8.1f} MB at most so far", flush=True)
 
 
-TURN, TURNS = 400, 20
+TURN, TURNS = 1000, 7
 """Rows of a turn, and turns."""
 
 
-def turns(metrics: int) -> None:
+def turns(metrics: int, *, named: bool) -> None:
     """Do what each line of the input names, and print its CPU time, microseconds a row."""
-    stretch = list(rows(TURN, metrics=metrics))
+    stretch = list(named_rows(TURN) if named else rows(TURN, metrics=metrics))
     for line in sys.stdin:
-        print(lived(stretch) if line.strip() == "step" else sum(scanned(TURN, metrics)), flush=True)
+        print(lived(stretch, named=named) if line.strip() == "step" else sum(scanned(stretch)), flush=True)
 
 
-def lived(stretch: list[dict[str, float]]) -> float:
+def lived(stretch: list[dict[str, float]], *, named: bool) -> float:
     """Microseconds a step of a whole Monitor that is given one record after the other."""
-    monitor = Monitor(run_id="bench")
+    monitor = Monitor(run_id="bench", source="verl" if named else "")
     begun = time.thread_time()
     for step, row in enumerate(stretch):
         monitor.observe(StepRecord(step, row, seq=step + 1))
     return (time.thread_time() - begun) / len(stretch) * 1e6
 
 
-def against(other: Path, metrics: int) -> None:
+def against(other: Path, metrics: int, *, named: bool) -> None:
     """Print what this version takes of the CPU time of ``other``, a folder that holds rlwatch."""
     own, command = Path(__file__).parents[1], [sys.executable, __file__, "--turns", "--metrics", str(metrics)]
+    command += ["--named"] if named else []
     of = [
         subprocess.Popen(
             command,
@@ -175,9 +185,14 @@ def against(other: Path, metrics: int) -> None:
         for folder in (own, other)
     ]
     for what in ("step", "scan"):
-        ratios = [own / before for own, before in (_turn(of, what, i % 2) for i in range(1 + TURNS))][1:]
-        low, middle, high = quantiles(ratios, n=4)
-        print(f"a row of {metrics} metrics, {what}: {middle:.2f} of the CPU ({low:.2f} to {high:.2f})", flush=True)
+        took = [_turn(of, what, i % 2) for i in range(1 + TURNS)][1:]
+        low, middle, high = quantiles([own / before for own, before in took], n=4)
+        own_us, before_us = (median(each) for each in zip(*took, strict=True))
+        print(
+            f"a row of {METRICS_OF_VERL if named else metrics} metrics, {what}: {own_us:.0f} us, "
+            f"{before_us:.0f} before: {middle:.2f} of the CPU ({low:.2f} to {high:.2f})",
+            flush=True,
+        )
     for process in of:
         process.communicate()
 
@@ -201,13 +216,16 @@ def main() -> None:
     parser.add_argument("--metrics", type=int, default=METRICS, help="in each row")
     parser.add_argument("--without-forecast", action="store_true", help="the Monitor's detectors alone")
     parser.add_argument("--against", type=Path, help="folder that holds another rlwatch: compare with it by turns")
+    parser.add_argument(
+        "--named", action="store_true", help="with --against: 60 metrics that verl logs, under its names"
+    )
     parser.add_argument("--turns", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.turns:
-        turns(args.metrics)
+        turns(args.metrics, named=args.named)
         return
     if args.against:
-        against(args.against, args.metrics)
+        against(args.against, args.metrics, named=args.named)
         return
     stretch = list(rows(STRETCH, metrics=args.metrics))
     each = one_by_one(stretch)
@@ -216,7 +234,7 @@ def main() -> None:
         print(f"  {cost:8.1f} us  {name}")
     features, model = forecasting(stretch)
     print(f"forecast: {features:.0f} us a step for its features, {model:.0f} us for its model")
-    read, replayed = scanned(args.steps, SCANNED)
+    read, replayed = scanned(list(rows(args.steps, metrics=SCANNED)))
     print(
         f"scan of a log of {args.steps:,} rows of {SCANNED} metrics: {read:.0f} us a row to read, {replayed:.0f} us to "
         f"replay: {1e6 / (read + replayed):.0f} rows a CPU second"

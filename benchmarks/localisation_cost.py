@@ -34,6 +34,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +43,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "gradloc"))
-from localisation_recall import hits, table
+from localisation_recall import hits
 from tiny_step import dapo, outputs, plant, policy, rollouts
 
 from rlwatch.gradloc.attribution import attribute
@@ -173,9 +174,10 @@ def main() -> None:
     one = [(size, 1) for size in sizes]
     several = [(size, size // MICRO_BATCH) for size in sizes if size > MICRO_BATCH]
     for steps in filter(None, (one, several)):
-        rows = [measured(way, *step, k, options.limit) for way in options.ways for k in (1, 20) for step in steps]
-        table([HEAD, *rows])
-        print(flush=True)
+        print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
+        for way, k, step in product(options.ways, (1, 20), steps):
+            print("| " + " | ".join(measured(way, *step, k, options.limit)) + " |", flush=True)
+        print()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
-from operator import sub
+from operator import mul, sub
 
 from rlwatch.records import ClosedStep
 from rlwatch.stats import Baseline, Window, mad, median, ordered_quantile, quantile
@@ -407,7 +407,7 @@ def uneven_noise_of(values: list[float]) -> float:
     """
     jumps = _jumps(values)
     kept = jumps[: len(jumps) - max(len(jumps) // 10, 1)] or jumps
-    square = sum([jump * jump for jump in kept]) / len(kept) if kept else 0.0
+    square = sum(map(mul, kept, kept)) / len(kept) if kept else 0.0
     return max(_of_jumps(jumps), math.sqrt(square / 2.0) / NORMAL_80)
 
 

@@ -8,7 +8,8 @@ import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import RewardWatch, kept_by_layer_clip, silent_share
+from rlwatch.detectors.context import NEARLY, RewardWatch, kept_by_layer_clip, silent_share
+from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Ranked, Window
 from rlwatch.wording import number
@@ -74,14 +75,18 @@ class GradSpike(BaseDetector):
         or spikes.
         """
         norm = abs(finite(step, *self.reads) or 0.0)
+        if self._rows_left:
+            self._rows_left -= 1
+            self._now.update(step.step, norm)
+            self._reward.update(step)
+            self._lift()
+            return []
         usual = self._usual()
         spiked = usual is not None and norm > SPIKE * usual
         self._remember(step.step, norm, spiked)
         self._reward.update(step)
-        now = self._now.get()
-        if now is not None and now > max(self._lifted, self._least_start()) and self._reward.taking_off():
-            self._lifted = now
-        start = self._start()
+        self._lift()
+        now, start = self._now.get(), self._start()
         if start is not None:
             start = max(start, self._lifted)
             self._high.update(step.step, norm > HIGH * start)
@@ -107,6 +112,30 @@ class GradSpike(BaseDetector):
         if first is None or first <= 0.0:
             return None
         return max(first, HARMLESS) if self._silent is not None else first
+
+    def _lift(self) -> None:
+        """Raise the level that later ones are compared with while the reward takes off."""
+        now = self._now.get()
+        if now is not None and now > max(self._lifted, self._least_start()) and self._reward.taking_off():
+            self._lifted = now
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Take norms that are all far from a spike and from a rise at once; follow the reward row by row."""
+        least, first, norms = self._least_start(), self._base.upper(), list(map(abs, rows.column("optim/grad_norm")))
+        if first is None or first <= 0.0 or least <= 0.0 or self._sustained.since is not None:
+            return False
+        highest = max(*norms, self._now.most)
+        few = len(self._normal) < self._normal.least or self._factors.most > LARGE
+        if few or highest > NEARLY * min(SPIKE * first / 3.0, HIGH * least):
+            return False
+        still = [0.0] * len(norms)
+        self._normal.extend(rows.steps, norms)
+        self._spikes.extend(rows.steps, still)
+        self._factors.extend(rows.steps, still)
+        for hold in (self._high, self._sustained):
+            hold.miss(rows.steps)
+        self._rows_left = len(norms)
+        return False
 
     def _least_start(self) -> float:
         """Return a level that :meth:`_start` never falls below from now on: up to it a take-off changes nothing."""
