@@ -54,7 +54,6 @@ def rehearse(
             source=info.source,
             rules=loaded.policy.rules,
             forecaster=forecaster_for(wanted=False),
-            explains=False,
         )
         found = rehearse_rescue(_items(source, info), monitor, policy, every=every)
     if output is OutputFormat.JSON:

@@ -177,7 +177,6 @@ class LogRecording:
             rules=self._policy.rules,
             forecaster=forecaster_for(wanted=self._policy.forecast),
             history=past_of(self._store, run.run_id, lambda: monitor),
-            explains=False,
         )
         self._sink = MonitorSink(
             monitor,

@@ -406,7 +406,6 @@ def judge_rest(
         rules=policy.rules,
         forecaster=forecaster_for(wanted=policy.forecast and not without_forecasts(run)),
         history=past_of(store, run_id, lambda: monitor),
-        explains=False,
     )
     sink = MonitorSink(monitor, run, store, dispatcher=dispatcher, keep=found.extend, announce=announce, amends=True)
     sink.alerts.holding = True

@@ -391,7 +391,6 @@ class Assembly:
             rules=self.alerting.rules,
             forecaster=forecaster_for(wanted=self.alerting.policy.forecast),
             history=past_of(self.store, run.info.run_id, lambda: monitor),
-            explains=False,
         )
         sink = MonitorSink(
             monitor,
