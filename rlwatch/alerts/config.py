@@ -80,13 +80,13 @@ class Config:
     warnings
         Sentences about settings that are valid but hardly intended.
     actions, rescue
-        Permitted actions and rescue, as in the file.
+        Tables of the file: commands that alerts may send without a user, and the permission to save failing runs.
     refused
-        In one sentence, the settings that a file that came with the data may not make; empty: none.
+        Settings that a file in the store's directory may not make, in one sentence; empty: none.
     retention
         Kind of data -> seconds for which it is kept.
     map
-        Role -> names of metrics in logs.
+        Role of a metric, such as ``reward`` -> names that the user's logs have for it.
     """
 
     policy: AlertingConfig = field(default_factory=AlertingConfig)

@@ -41,7 +41,7 @@ class Publication:
     channel, at
         Channel and time of the message (Unix seconds).
     group
-        Id of the alert that led the group when this alert was first published.
+        Id of the first alert of the group (alerts that share messages) in which this alert was first published.
     pending
         Whether the message is not delivered yet.
     """
@@ -76,14 +76,17 @@ class Publications:
         return tuple(dict.fromkeys(publication.channel for publication in self.of(alert_id)))
 
     def group(self, alert_id: str, channel: str) -> str:
-        """Return the id of the group of alerts in which ``channel`` was first notified of an alert; the alert's id if
-        it was not.
+        """Return the id of the group (alerts that share messages) in which ``channel`` was first notified of an alert.
+
+        It is the alert's own id if the channel was not notified of the alert.
         """
         earlier = self.of(alert_id, channel)
         return earlier[0].group if earlier else alert_id
 
     def members(self, group: str, channel: str) -> list[str]:
-        """Return the ids of the alerts in a group of which ``channel`` was notified."""
+        """Return the ids of the alerts of which ``channel`` was notified in one ``group`` (alerts that share
+        messages).
+        """
         return [
             alert_id
             for alert_id in self._by_alert
@@ -345,8 +348,8 @@ def in_quiet_hours(notification: Notification, policy: AlertingConfig, now: floa
 
 
 def awaits_group(notification: Notification, policy: AlertingConfig, now: float) -> str:
-    """Return :data:`WAITING` while a notification waits for alerts that begin soon after, to be sent with them; else
-    "".
+    """Return :data:`WAITING` while a notification waits for alerts that begin soon after, to share one message; else an
+    empty text.
 
     ``now`` is in Unix seconds.
     """

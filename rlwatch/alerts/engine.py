@@ -111,7 +111,9 @@ Back = Callable[[str], str]
 
 
 def no_numbers(_: str) -> str:
-    """Return an empty text: no values show a recovery."""
+    """Return an empty text: the default function for callers that know no values which show the recovery of a kind of
+    finding.
+    """
     return ""
 
 
@@ -141,10 +143,10 @@ class RuleState:
     worst: Severity = Severity.INFO
 
     def hold(self, finding: Finding, step: int, ts: float, back: Back = no_numbers) -> DecisionReason:
-        """Take a step at which the condition holds, update the alert, and return the reason for the decision.
+        """Take a step at which the rule's condition holds, update the alert, and return the reason for the decision.
 
-        ``finding``: the finding that represents the condition. ``ts``: Unix seconds. ``back``: returns the values by
-        which a kind recovered.
+        ``finding``: the finding that represents the condition. ``ts``: Unix seconds. ``back``: returns, for a kind of
+        finding, a text with the values that show its recovery.
         """
         firing = self.alert.state is AlertState.FIRING
         reason = self._go_on(finding, step) if firing else self._wait(finding, step)
@@ -166,9 +168,10 @@ class RuleState:
         return reason
 
     def miss(self, step: int, ts: float, back: Back = no_numbers) -> DecisionReason:
-        """Take a step at which the condition does not hold, update the alert, and return the reason for the decision.
+        """Take a step at which the rule's condition does not hold, update the alert, and return the reason for the
+        decision.
 
-        ``ts``: Unix seconds. ``back``: returns the values by which a kind recovered.
+        ``ts``: Unix seconds. ``back``: returns, for a kind of finding, a text with the values that show its recovery.
         """
         if self.alert.state is AlertState.PENDING:
             self._end(DecisionReason.CONDITION_GONE, step, ts, back)
@@ -333,7 +336,7 @@ class AlertEngine:
         ts
             Time of the row (Unix seconds), with which changes are stamped.
         back
-            Returns the values by which a kind recovered.
+            Returns, for a kind of finding, a text with the values that show its recovery.
         """
         at, decisions = _At(seq, step, ts, back), []
         open_kinds: dict[str, list[str]] = {}
@@ -350,7 +353,8 @@ class AlertEngine:
     def arrival(self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0) -> list[Transition]:
         """Apply the rules to findings on a single row, before its step closes; return the changes of alerts.
 
-        Only findings that their rule publishes at once count; no alert ends here. Parameters are those of :meth:`step`.
+        Only findings for which a rule has no waiting time count, and no alert ends here. The parameters are those of
+        :meth:`step`.
         """
         at, decisions = _At(seq, step, ts), []
         for rule in self.rules:

@@ -38,7 +38,7 @@ NEAR = 50
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Related alerts of one run: ``lead`` names the incident, ``symptoms`` are the other alerts, by onset.
+    """Related alerts of one run: ``lead`` is the alert that names the incident, ``symptoms`` are the others, by onset.
 
     ``cause``: the likeliest cause, if the run's diagnosis names one that is at least plausible.
     """

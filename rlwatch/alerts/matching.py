@@ -26,9 +26,9 @@ def quiet_words(silence: Silence) -> str:
 
 
 def silence_matches(silence: Silence, alert: Alert, run: RunInfo | None, labels: Mapping[str, str]) -> bool:
-    """Return whether a silence covers an alert, at any time.
+    """Return whether a silence (period without notifications) covers an alert, whatever the time.
 
-    ``run`` None: only its id is known. ``labels``: those of the alert's rule.
+    ``run``: run of the alert; None: only its id is known. ``labels``: labels of the alert's rule.
     """
     names = {alert.run_id, run.name if run else alert.run_id}
     return (

@@ -493,10 +493,10 @@ def _severity_of(key: str, value: object) -> Severity:
 
 
 def inhibitors(alerts: Sequence[Alert], firing: Sequence[Alert], inhibitions: Sequence[Inhibition]) -> dict[str, Alert]:
-    """Return, by alert id, the firing alert that holds back each of those ``alerts`` that are held back.
+    """Return alert id -> firing alert that holds back the notifications of this alert; other ``alerts`` are left out.
 
-    Inhibitions apply in order, and an alert that is held back holds back no other: so of two that would silence each
-    other one is published.
+    ``firing``: alerts that fire. ``inhibitions``: rules by which some alerts hold back others; they apply in order. An
+    alert that is held back holds back no other, so of two that would hold back each other one is published.
     """
     kept: dict[str, Alert] = {}
     for inhibition in inhibitions:

@@ -196,11 +196,12 @@ class Parsed:
     store_url, dashboard_url
         Addresses, if set.
     actions, rescue
-        Tables, of which only the structure is checked.
+        Tables, of which only the structure is checked: commands that alerts may send without a user, and the permission
+        to save failing runs.
     retention
         Kind of data -> seconds for which it is kept.
     map
-        Role -> names of metrics in logs.
+        Role of a metric, such as ``reward`` -> names that the user's logs have for it.
     """
 
     policy: AlertingConfig

@@ -228,10 +228,11 @@ WAITING = "waiting"
 
 
 def stalls_of(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
-    """Return the stalls that have not ended: for each rank of ``attempt`` its last event of this kind.
+    """Return the events of the stalls of one ``attempt`` (process of a run) that have not ended: at most one for each
+    rank.
 
-    A stall: the rank is alive but makes no progress. They are in the order in which they began; ranks that wait for
-    other ranks in a collective operation come last.
+    A stall: the rank is alive but makes no progress. The events are in the order in which stalls began; ranks that wait
+    for other ranks in a collective operation come last.
     """
     found: dict[int, Event] = {}
     for event in events:

@@ -182,9 +182,9 @@ class Mailbox:
         return bool(self._inbox)
 
     def listen(self, *, for_all_ranks: bool = False) -> None:
-        """Note that the training loop will take commands, so that they are claimed from now on.
+        """Note that the training loop will take users' commands, so that they are claimed in the store from now on.
 
-        ``for_all_ranks``: the loop passes them on to the other ranks.
+        ``for_all_ranks``: the loop passes commands on to the other ranks.
         """
         self._reaches_all = for_all_ranks or self._world_size == 1
         self._listening = True
@@ -193,7 +193,7 @@ class Mailbox:
         """Do nothing: this sink takes no rows."""
 
     def tick(self) -> None:
-        """Store results at once; claim new commands at most once a second."""
+        """Write the results of executed commands to the store at once; claim new commands at most once a second."""
         if not self._available:
             return
         try:

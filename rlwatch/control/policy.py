@@ -51,7 +51,7 @@ class NamedSetting:
     before, after
         Values before the change and at the failure, in the unit of the metric.
     sure
-        Confidence of the diagnosis, in its words.
+        Confidence of the diagnosis, as the text of a ``Confidence``.
     """
 
     knob: str
@@ -237,7 +237,9 @@ class PermittedAction:
 
 @dataclass(frozen=True, slots=True)
 class ActionHistory:
-    """The commands of one action that a run has received: their number, and the step of the last one."""
+    """The commands that one permitted action (a command sent without a user) has sent to a run: their number, and the
+    step of the last one.
+    """
 
     count: int = 0
     last_step: int | None = None
@@ -255,7 +257,7 @@ class ActionHistory:
         return cls(len(spent), max(steps, default=None))
 
     def more(self, step: int) -> ActionHistory:
-        """Return the history with one more command, at ``step``."""
+        """Return a copy of the history with one more command of the action, sent at ``step``."""
         return ActionHistory(self.count + 1, step)
 
 

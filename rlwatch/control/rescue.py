@@ -147,7 +147,7 @@ class RescuePolicy:
 
 
 class Stage(StrEnum):
-    """Stages of a rescue, from watching to its end."""
+    """Stages of a rescue (attempt to save a failing run by commands), from watching to its end."""
 
     WATCHING = "watching"
     PROBING = "probing the current weights"
@@ -169,7 +169,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An entry in the record of a rescue: the step, the stage, a reason, and the measurements behind it."""
+    """An entry in the record of a rescue (attempt to save a failing run): the step, the stage, a reason, and the
+    measurements behind it.
+    """
 
     step: int
     stage: Stage
@@ -179,8 +181,10 @@ class Note:
 
 @dataclass(slots=True)
 class KeptSetting:
-    """A setting that a rescue set back: the command that did it, the value, the step, and the number
-    of resends left.
+    """A setting that a rescue (attempt to save a failing run) changed back to an earlier value.
+
+    ``move``: command that changed it. ``value``: its value since. ``at``: step of the change. ``left``: number of times
+    that the command may be sent again.
     """
 
     move: Move
@@ -190,13 +194,13 @@ class KeptSetting:
 
 
 class RescueCourse:
-    """The course of rescues of one run: decides at each boundary between updates whether to send a command. Used on
-    rank 0.
+    """Rescues of one failing run: decides after each step whether to send a command, such as a rollback. Used on rank
+    0.
 
     Parameters
     ----------
     policy
-        The permission and its limits.
+        Permission to save the run, with limits.
     last_good
         Returns the step of the newest snapshot that is known to be good; None if there is none.
     values
@@ -245,12 +249,12 @@ class RescueCourse:
 
     @property
     def level(self) -> float | None:
-        """Median reward before the newest alarm; None where none is known."""
+        """Median reward before the newest alarm, in the reward's unit; None where none is known."""
         return self._level
 
     @property
     def measures(self) -> bool:
-        """True while the reward of each sampled batch is needed."""
+        """True while :meth:`next` needs the reward of each sampled batch, because the rescue compares weights by it."""
         return self.stage in (Stage.PROBING, Stage.RESTORED, Stage.OUTSIDE)
 
     @property
@@ -272,7 +276,7 @@ class RescueCourse:
         reward
             Mean reward of the batch sampled last.
         measured
-            The newest metrics, by canonical name, while the course :attr:`listens`.
+            The newest metrics, by canonical name, while :attr:`listens` is True.
         """
         if step == self._step:
             return None
@@ -291,9 +295,10 @@ class RescueCourse:
         return Command(uuid.uuid4().hex[:16], "", move.do, move.args, requested_by=self.policy.by, why=move.why)
 
     def answered(self, command: Command, refusal: str | None) -> None:
-        """Take the result of a command: ``refusal`` is None if it was executed, else the reason that it was refused.
+        """Take the result of a command that the rescue or a user sent.
 
-        Commands of the rescue and of users count: a setting that a user has changed is not set back.
+        ``refusal`` is None if the command was executed, else the reason for its refusal. A setting that a user has
+        changed is not changed back by the rescue.
         """
         if command.requested_by != self.policy.by:
             if refusal is None:

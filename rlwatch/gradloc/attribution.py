@@ -93,10 +93,10 @@ def attribute(
     world: World | None = None,
     methods: Sequence[Method] = METHODS,
 ) -> Attribution:
-    """Attribute the gradient ``direction`` to the tokens of ``passes``. A collective: all ranks of ``world`` call it.
+    """Attribute the gradient ``direction`` to the tokens of ``passes``, the recorded forward passes of the step's loss.
 
-    ``methods`` are tried in their order until one is complete. The model, its gradients and the random state are
-    unchanged afterwards, bit for bit.
+    A collective: all ranks of ``world`` call it. ``methods`` are tried in their order until one is complete. The model,
+    its gradients and the random state are unchanged afterwards, bit for bit.
 
     Raises
     ------
@@ -284,12 +284,15 @@ class Derived:
 
 
 def parts_of(one: LossPass, forward: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parts of the outputs ``forward`` that the loss of ``one`` used, float64, on the CPU."""
+    """Return those outputs in ``forward`` (name -> tensor) that the loss of the micro-batch ``one`` used, in float64,
+    on the CPU.
+    """
     return {name: part.detach().double().cpu() for name, part in forward.items() if name in one.coefficients}
 
 
 def usable(coefficient: Tensor) -> Tensor:
-    """Return ``coefficient`` in float64, on the CPU, with 0 in place of NaN and Inf.
+    """Return ``coefficient`` (the loss differentiated by an output) in float64, on the CPU, with 0 in place of NaN and
+    Inf.
 
     If gradients are finite, NaN and Inf occur only where nothing flows back: the NaN of a padded position ends at the
     mask.
@@ -299,7 +302,10 @@ def usable(coefficient: Tensor) -> Tensor:
 
 
 def contributions(one: LossPass, derivative: Parts) -> Tensor:
-    """Return the contributions (B, T) a * dlogp + e * dH of one pass; 0 where the coefficients are 0, whatever
+    """Return the contributions (B, T) of one micro-batch's tokens to the gradient norm: a * dlogp + e * dH.
+
+    a and e are the recorded coefficients dL/dlogp and dL/dentropy of the micro-batch ``one``. ``derivative`` has the
+    derivatives of log-prob and entropy along the gradient. The result is 0 where the coefficients are 0, whatever
     ``derivative`` is.
     """
     total = torch.zeros(one.shape, dtype=torch.float64, device="cpu")
@@ -311,12 +317,20 @@ def contributions(one: LossPass, derivative: Parts) -> Tensor:
 
 
 def aux_contribution(one: LossPass, derivative: Parts) -> float:
-    """Return the contribution of the auxiliary loss: coefficient times derivative; 0 without an auxiliary loss."""
+    """Return the contribution of the model's auxiliary loss to the gradient norm: its coefficient times its derivative
+    along the gradient.
+
+    0 without an auxiliary loss.
+    """
     return float(usable(one.coefficients["aux"]) * derivative["aux"]) if "aux" in derivative else 0.0
 
 
 def summed_coefficients(passes: Sequence[LossPass]) -> float:
-    """Return S = sum |a| + sum |e| + |x| over all passes, which sets the scale of a step of finite differences."""
+    """Return S = sum |a| + sum |e| + |x| over all ``passes`` (micro-batches): the coefficients of log-probs, entropies
+    and auxiliary loss.
+
+    S sets the step size of finite differences.
+    """
     return float(sum(usable(c).abs().sum() for one in passes for c in one.coefficients.values()))
 
 
@@ -351,10 +365,11 @@ def kappa_of(tokens: int) -> float:
 def finite_difference(
     model: nn.Module, passes: Sequence[LossPass], direction: Direction, step: float, *, ranks: int = 1
 ) -> Derived:
-    """Return contributions by a central difference with ``step``, a length in the space of the parameters.
+    """Return the contributions of tokens to the gradient norm, by a central difference with ``step``, a length in the
+    space of the parameters.
 
-    ``ranks`` is the number of ranks whose mean the gradient is. For a mixture of experts a third pass, with unmoved
-    weights, decides which expert a token goes to.
+    ``passes``: recorded micro-batches of this rank. ``ranks`` is the number of ranks whose mean the gradient is. For a
+    mixture of experts a third pass, with unmoved weights, decides which expert a token goes to.
     """
     choices = [FirstChoice() if routed(model) else nullcontext() for _ in passes]
     with rerunning(model) as precision:
@@ -397,7 +412,8 @@ def _of_entropy(passes: Sequence[LossPass], slopes: Sequence[Parts]) -> float:
 def richardson(
     model: nn.Module, passes: Sequence[LossPass], direction: Direction, step: float, *, ranks: int = 1
 ) -> Derived:
-    """Return contributions by two central differences, with ``step`` and half of it, extrapolated to 0.
+    """Return the contributions of tokens to the gradient norm, by two central differences, with ``step`` and half of
+    it, extrapolated to 0.
 
     The error is of fourth order. The arguments are those of :func:`finite_difference`.
     """
@@ -436,9 +452,9 @@ def _difference_quotient(ahead: Parts, behind: Parts, distance: float) -> dict[s
 
 
 def forward_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direction, *, ranks: int = 1) -> Derived:
-    """Return contributions along ``direction`` by forward-mode differentiation.
+    """Return the contributions of tokens to the gradient norm, by forward-mode differentiation along ``direction``.
 
-    ``ranks`` is the number of ranks whose mean the gradient is.
+    ``passes``: recorded micro-batches of this rank. ``ranks`` is the number of ranks whose mean the gradient is.
 
     Raises
     ------
@@ -488,10 +504,11 @@ PARTS = ("logp", "entropy")
 
 
 def reverse_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direction, *, ranks: int = 1) -> Derived:
-    """Return contributions along ``direction`` by a backward pass through training's backward pass.
+    """Return the contributions of tokens to the gradient norm, by a backward pass through training's backward pass.
 
-    It runs response by response if these can run alone. ``ranks`` is the number of ranks whose mean the gradient is. It
-    takes the memory of the graph of one backward pass of a response (or of a micro-batch that cannot be divided).
+    ``passes``: recorded micro-batches of this rank. It runs response by response if these can run alone. ``ranks`` is
+    the number of ranks whose mean the gradient is. It takes the memory of the graph of one backward pass of a response
+    (or of a micro-batch that cannot be divided).
 
     Raises
     ------

@@ -271,7 +271,7 @@ class TokenSet:
 
     @property
     def size(self) -> float:
-        """Return the norm for comparisons, in which NaN is larger than anything."""
+        """Return the norm of the set's gradient for comparisons, in which NaN is larger than anything."""
         return math.inf if math.isnan(self.norm) else self.norm
 
     @property
@@ -291,17 +291,19 @@ class BudgetSpent(Exception):  # noqa: N818  (an end, not a fault)
 
 
 class Probes:
-    """Prober of one step, which counts its probes. A collective: all ranks probe the same sets in the same order.
+    """Computation of gradient norms of sets of tokens in one step, which counts its probes (forward and backward passes
+    of a micro-batch).
 
-    If every rank has whole parameters, squared norms are summed over the ranks of a set: gradients need not be sent,
-    and ranks cannot cancel each other. Sharded gradients are averaged over ranks by FSDP.
+    A collective: all ranks probe the same sets in the same order. If every rank has whole parameters, squared norms are
+    summed over the ranks of a set: gradients need not be sent, and ranks cannot cancel each other. Sharded gradients
+    are averaged over ranks by FSDP.
 
     Parameters
     ----------
     model
         The module itself, not DDP's wrapper.
     passes
-        This rank's loss passes.
+        This rank's recorded micro-batches of the step.
     budget
         Largest number of probes.
     world
@@ -341,7 +343,7 @@ class Probes:
         return [part for part in parts if part.count]
 
     def norms(self, segments: Sequence[TokenSet]) -> list[TokenSet]:
-        """Probe the sets ``segments``, and return them with their norms.
+        """Compute the gradient norm of each set in ``segments``, and return the sets with their norms.
 
         Raises
         ------
@@ -359,7 +361,9 @@ class Probes:
         self._left_out.setdefault((segment.ranks[0], segment.microbatch), []).append(segment.first)
 
     def tokens(self, segments: Sequence[TokenSet]) -> list[TokenAt]:
-        """Return the places of the single tokens in ``segments``. A collective."""
+        """Return rank, micro-batch, sequence and position of each token in ``segments``, sets of a single token. A
+        collective.
+        """
         where = torch.full((len(segments), 2), -1, dtype=torch.int64, device="cpu")
         for i, segment in enumerate(segments):
             if self._world.rank in segment.ranks:

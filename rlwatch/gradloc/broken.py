@@ -86,9 +86,10 @@ DEGENERATE = 0.9
 
 @dataclass(slots=True)
 class StepFacts:
-    """Non-finite quantities of a step: names of the model's tensors, and (micro-batch, place) of quantities of tokens.
+    """Quantities of a step that are not finite: names of the model's tensors, and (micro-batch, index) of quantities of
+    tokens.
 
-    ``inside`` and ``padding`` map a quantity to its places inside and outside the mask.
+    ``inside`` and ``padding`` map a quantity to its indices inside and outside the mask.
     """
 
     parameters: list[Broken]
@@ -120,8 +121,8 @@ class StepFacts:
         return facts
 
     def flags(self, passes: RecordedPasses, k: int, name: str) -> Tensor:
-        """Return (B, T): True for tokens of micro-batch ``k``, inside its mask, whose quantity ``name`` is not
-        finite.
+        """Return (B, T): True for tokens of micro-batch ``k`` of ``passes``, inside its mask, whose quantity ``name``
+        is not finite.
         """
         one = passes.all[k]
         values = dict(quantities(one)).get(name)
@@ -144,14 +145,18 @@ class StepFacts:
         return {name: count for name, count in counts.items() if count}
 
     def chain(self) -> tuple[str, ...]:
-        """Return the broken quantities, in order of time."""
+        """Return the names of the quantities that are not finite, in the order in which a step computes them."""
         counts = self.counts()
         links = (*CHAIN[:-2], *(name for name in self.inside if name not in CHAIN), *CHAIN[-2:])
         return tuple(name for name in links if name in counts)
 
 
 def quantities(one: LossPass) -> Iterator[tuple[str, Tensor]]:
-    """Yield the per-token and per-sequence numbers of a micro-batch, (B, T), (B, 1) or (B,), in order of time."""
+    """Yield (name, values) of each per-token and per-sequence quantity of the micro-batch ``one``, in the order in
+    which a step computes them.
+
+    Values are (B, T), (B, 1) or (B,).
+    """
     tokens = one.tokens
     known = {
         "rollout_logp": tokens.rollout_logp,
@@ -205,10 +210,11 @@ class _Sign:
 
 
 def broken_activation(model: nn.Module, one: LossPass) -> Broken | None:
-    """Return the first module, in order of finishing, whose output is not finite; None if all are.
+    """Return the first module, in order of finishing, whose output is not finite; None if all are finite.
 
-    It runs one forward pass, without a graph. ``index`` is (sequence, position in the context) if the output has these
-    dimensions; ``count`` counts such places. A head whose weight is read without calling its module is not seen.
+    It repeats the forward pass of the micro-batch ``one``, without a graph. ``index`` of the result is (sequence,
+    position in the context) if the output has these dimensions; ``count`` counts such positions. A head whose weight is
+    read without calling its module is not seen.
     """
     seen: list[_Sign] = []
 
@@ -221,9 +227,10 @@ def broken_activation(model: nn.Module, one: LossPass) -> Broken | None:
 
 
 def broken_log_probs(model: nn.Module, one: LossPass) -> Broken | None:  # noqa: ARG001  (as the others)
-    """Return the response log-probs if some are not finite when the forward pass is repeated.
+    """Return a description of the response log-probs if some are not finite when the forward pass of the micro-batch
+    ``one`` is repeated.
 
-    It runs one forward pass, without a graph.
+    None if all are finite. It runs one forward pass, without a graph.
     """
     with torch.no_grad():
         logp = run_again(one).logp
@@ -232,9 +239,11 @@ def broken_log_probs(model: nn.Module, one: LossPass) -> Broken | None:  # noqa:
 
 
 def broken_sum(model: nn.Module, passes: RecordedPasses) -> Broken | None:
-    """Return the first parameter whose gradient is not finite when all passes of this rank are repeated and summed up.
+    """Return the first parameter whose gradient is not finite when all micro-batches of this rank are repeated and
+    summed up.
 
-    It takes one forward and one backward pass of each. The training state is not changed.
+    None if all are finite. It takes one forward and one backward pass of each micro-batch. The training state is not
+    changed.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     total: list[Tensor | None] = [None] * len(named)
@@ -251,10 +260,11 @@ def broken_sum(model: nn.Module, passes: RecordedPasses) -> Broken | None:
 
 
 def broken_output_gradient(model: nn.Module, one: LossPass) -> Broken | None:
-    """Return the first module, in order of the backward pass, whose output has a non-finite gradient.
+    """Return the first module, in order of the backward pass, whose output has a non-finite gradient; None if all are
+    finite.
 
-    The result is None if all are finite. It takes one forward and one backward pass, from coefficients whose non-finite
-    entries are zeroed. No gradient of a parameter is computed: ``.grad`` and hooks on it are not affected.
+    It takes one forward and one backward pass of the micro-batch ``one``, from coefficients whose non-finite entries
+    are zeroed. No gradient of a parameter is computed: ``.grad`` and hooks on it are not affected.
     """
     seen: list[_Sign] = []
     sources: list[Tensor] = []

@@ -150,20 +150,22 @@ class ResponseLevels:
 
 @dataclass(frozen=True, slots=True)
 class LossShare:
-    """Coefficient of one token as the loss computes it: the ``form`` of the loss, and the ``row`` (COLUMNS,) of its
-    inputs.
+    """Coefficient dL/dlogp of one token as the loss computes it: the formula of the loss (``form``) and its inputs for
+    the token (``row``, (COLUMNS,)).
     """
 
     form: LossForm
     row: np.ndarray
 
     def of(self, name: str) -> float:
-        """Return the token's number in the column ``name``; NaN if not known."""
+        """Return the token's value of one input of the loss, the column ``name`` of ``COLUMNS``; NaN if not known."""
         return float(self.row[COLUMNS.index(name)])
 
     @property
     def parts(self) -> tuple[float, float]:
-        """Return the parts of the policy term and of the KL term in the coefficient."""
+        """Return two parts that sum up to the token's coefficient dL/dlogp: that of the policy term and that of the KL
+        term.
+        """
         policy, kl = self.form.parts(self.row[None])
         return float(policy[0]), float(kl[0])
 
@@ -177,9 +179,10 @@ class LossShare:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One factor of a token's coefficient, with its ``excess`` over what is usual, in nats.
+    """One factor of a token's coefficient dL/dlogp, such as its advantage, and ``excess``: how far it is above its
+    usual size, in nats.
 
-    Below 0 the factor made the coefficient smaller. ``why`` describes the factor in words.
+    If ``excess`` is below 0, the factor made the coefficient smaller. ``why`` describes the factor in words.
     """
 
     excess: float
@@ -224,7 +227,8 @@ def factors_of(
     share: LossShare | None = None,
     pull: float | None = None,
 ) -> list[Factor]:
-    """Return the factors of a token's coefficient, each with its excess over what is usual.
+    """Return the factors of a token's coefficient dL/dlogp (advantage, ratio...), each with its excess over the usual
+    size, in nats.
 
     The arguments are those of :func:`cause_of`.
     """
@@ -433,7 +437,7 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class HostPass:
-    """The numbers of one micro-batch of this rank, on the CPU.
+    """The numbers of one micro-batch of this rank, copied to the CPU.
 
     ``columns`` (B, T), float64, has those of :data:`NUMBERS` that are known. ``mask`` (B, T) is bool; ``ids`` (B, T)
     are int64, None if not known. ``loss`` (COLUMNS, B, T) are the inputs of the loss for each token and ``form`` its
@@ -467,9 +471,10 @@ class HostPass:
         return within[0] if within else None
 
     def share(self, at: TokenAt) -> LossShare | None:
-        """Return the coefficient of the token at ``at`` as the loss computes it.
+        """Return the coefficient dL/dlogp of the token at ``at`` with the formula and the inputs by which the loss
+        computes it.
 
-        The result is None if the form of the loss is not known.
+        None if the formula of the loss is not known.
         """
         if self.form is None or self.loss is None:
             return None
@@ -507,9 +512,9 @@ class HostPass:
 
 
 def on_host(passes: RecordedPasses, rank: int = 0, *, forms: bool = False) -> list[HostPass]:
-    """Copy the numbers of each loss pass of ``rank`` to the CPU.
+    """Copy the numbers of each recorded micro-batch of ``rank`` to the CPU, and return the copies.
 
-    Waits for the device once for each pass, or twice with ``forms``, which also finds the form of the loss.
+    Waits for the device once for each micro-batch, or twice with ``forms``, which also finds the formula of the loss.
     """
     hosts = [_copied(one, rank, k) for k, one in enumerate(passes.all)]
     if not forms:
@@ -530,7 +535,7 @@ def step_levels(
 ) -> StepLevels:
     """Return the usual advantages and rewards of the step, from the responses of all ranks of ``world``. A collective.
 
-    ``hosts`` are the passes of this rank; the other arguments are fields of :class:`StepLevels`.
+    ``hosts`` are the micro-batches of this rank, on the CPU; the other arguments are fields of :class:`StepLevels`.
     """
     here = [[value for host in hosts for value in host.per_response(name)] for name in ("advantage", "reward")]
     every = [here] if world is None else gather_plain(world, here)
@@ -598,14 +603,16 @@ class Described:
     ended: int | None = None
 
     def said(self, why: str) -> str:
-        """Return ``why``, preceded by a remark if the token follows the end of the answer."""
+        """Return the text ``why``, preceded by a remark if the token follows the end of the answer."""
         if self.ended is None:
             return why
         return f"it stands behind the end token at position {self.ended}: the mask counts what is no answer; {why}"
 
 
 def describe(hosts: Sequence[HostPass], at: TokenAt) -> Described:
-    """Return the known quantities of the token at ``at``; ``hosts`` are the passes of the token's rank."""
+    """Return the known quantities of the token at ``at``; ``hosts`` are the micro-batches of the token's rank, on the
+    CPU.
+    """
     host = hosts[at.microbatch]
     return Described(
         at,
@@ -627,9 +634,9 @@ def culprit_of(
     own: OwnGradient | None = None,
     pull: float | None = None,
 ) -> Culprit:
-    """Return ``token`` as a culprit (an outlying token), with its cause.
+    """Return a token as a culprit (an outlying token in the gradient), with its cause.
 
-    Its share is ``contribution / norm`` if both are known. ``levels`` are what is usual in the step, ``own`` is the
+    Its share is ``contribution / norm`` if both are known. ``levels`` are the usual values in the step, ``own`` is the
     token's own gradient, ``pull`` as for :func:`cause_of`.
     """
     cause, why = cause_of(token.numbers, token.response, levels, share=token.share, pull=pull)

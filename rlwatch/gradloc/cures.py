@@ -41,7 +41,10 @@ T).
 
 
 def scaled(policy: float, kl: float = 1.0) -> Keep:
-    """Return a change that multiplies the policy term and the KL term of all tokens by constant factors."""
+    """Return a change of the loss that multiplies the policy term and the KL term of all tokens by constant factors.
+
+    The result is a function that returns, for a micro-batch, the factors (B, T) of both terms.
+    """
     return lambda host: (np.full(host.mask.shape, policy), np.full(host.mask.shape, kl))
 
 
@@ -50,7 +53,9 @@ UNCHANGED = scaled(1.0)
 
 
 def masked(places: Sequence[np.ndarray], hosts: Sequence[HostPass]) -> Keep:
-    """Return a change that drops the tokens at ``places``, (B, T) for each of ``hosts``."""
+    """Return a change of the loss that drops the tokens where ``places`` is True, (B, T) for each micro-batch in
+    ``hosts``.
+    """
     where = {id(host): place for host, place in zip(hosts, places, strict=True)}
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
@@ -61,7 +66,7 @@ def masked(places: Sequence[np.ndarray], hosts: Sequence[HostPass]) -> Keep:
 
 
 def clipped_advantages(cap: float) -> Keep:
-    """Return a change that clips advantages to [-cap, cap]."""
+    """Return a change of the loss that clips advantages to [-cap, cap]."""
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
         size = np.abs(_column(host, "advantage"))
@@ -71,7 +76,8 @@ def clipped_advantages(cap: float) -> Keep:
 
 
 def clipped_ratios(cap: float, name: str = "ratio") -> Keep:
-    """Return a change that drops the policy term of tokens whose ratio in the column ``name`` is above ``cap``.
+    """Return a change of the loss that drops the policy term of tokens whose ratio in the column ``name`` is above
+    ``cap``.
 
     A clipped loss is constant above the cap, so that these tokens have no gradient.
     """
@@ -83,7 +89,7 @@ def clipped_ratios(cap: float, name: str = "ratio") -> Keep:
 
 
 def truncated_weights(cap: float, name: str = "weight") -> Keep:
-    """Return a change that truncates importance weights in the column ``name`` at ``cap``.
+    """Return a change of the loss that truncates importance weights in the column ``name`` at ``cap``.
 
     It has an effect if the loss uses the weights as they are or truncates them at a higher cap.
     """
@@ -104,7 +110,7 @@ def truncated_weights(cap: float, name: str = "weight") -> Keep:
 
 
 def clipped_gaps(cap: float) -> Keep:
-    """Return a change that clips the KL term's log-ratios to the reference to [-cap, cap], in nats."""
+    """Return a change of the loss that clips the KL term's log-ratios to the reference to [-cap, cap], in nats."""
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
         kept = np.ones(host.mask.shape)
@@ -147,10 +153,10 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """Part of the gradient that comes through log-probs and entropies, by training's backward pass.
+    """Part of the step's gradient that comes through log-probs and entropies, computed by training's backward pass.
 
-    ``norm`` is its own norm (NaN if several ranks hold whole gradients), ``along`` its component along the gradient
-    that training holds.
+    ``norm`` is its own norm (NaN if several ranks hold whole gradients), ``along`` its component along the whole
+    gradient.
     """
 
     norm: float
@@ -175,7 +181,9 @@ class InterventionCatalog:
     _through: Through | None = None
 
     def cure(self, proposal: Proposal) -> Cure | None:
-        """Return the gradient norm with the change ``proposal``; None if it cannot be computed or changes nothing."""
+        """Return the gradient norm that the step would have had with the change ``proposal`` of the loss; None if it
+        cannot be computed or changes nothing.
+        """
         before = self.direction.norm
         if proposal.only:
             through = self.through()
@@ -350,8 +358,10 @@ def _weights(values: Tensor, row: int | None, part: Tensor) -> Tensor:
 
 
 def parts_of(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
-    """Return (B, T) the parts of the policy and of the KL term in each coefficient; all is the policy's if not
-    known.
+    """Return the parts of the policy term and of the KL term in each coefficient dL/dlogp of the micro-batch ``host``,
+    (B, T) each.
+
+    All is the policy term's if the formula of the loss is not known.
     """
     whole = np.where(host.mask, np.nan_to_num(host.columns.get("coefficient", np.zeros(host.mask.shape))), 0.0)
     if host.form is None or host.loss is None:

@@ -53,10 +53,11 @@ MAJOR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StepScales:
-    """Scales of the step and their usual sizes, the ``form`` of its loss, and the usual weights of its terms.
+    """Scales of a spiking step (sizes of its coefficients, advantages and ratios) with their usual sizes, and the
+    formula of its loss.
 
-    ``kl_share`` is the KL term's part in all coefficients. ``weighed`` is the median logarithm of ratio and importance
-    weight as the loss uses them.
+    ``form`` is that formula. ``kl_share`` is the KL term's part in all coefficients. ``weighed`` is the median
+    logarithm of ratio and importance weight as the loss uses them.
     """
 
     scales: Scales = field(default_factory=dict)
@@ -70,15 +71,17 @@ class StepScales:
 
     @classmethod
     def of(cls, scales: Scales | None, history: ScaleHistory | None) -> StepScales:
-        """Return the scales of a step with the usual sizes from ``history``; empty if either is None."""
+        """Return the scales of a step (sizes of its coefficients, advantages and ratios) with the usual sizes from
+        ``history``; empty if either is None.
+        """
         if scales is None or history is None:
             return cls()
         return cls(scales, history.usual(), history.samples)
 
     def with_forms(self, hosts: Sequence[HostPass], world: World) -> StepScales:
-        """Return the scales with the form of the loss, as the first rank found it that could. A collective.
+        """Return the scales with the formula of the loss, as the first rank found it that could. A collective.
 
-        ``hosts`` are the passes of this rank.
+        ``hosts`` are the micro-batches of this rank, on the CPU.
         """
         form = next((host.form for host in hosts if host.form is not None), None)
         weights = ([], []) if form is None else weight_of(form, self.samples)
@@ -111,15 +114,17 @@ class StepScales:
         return replace(step, scales=self.usual, policy_weight=self.policy_weight, kl_weight=self.kl_weight)
 
     def times(self, name: str) -> float | None:
-        """Return the factor between the scale ``name`` and its usual size; None if not known."""
+        """Return the factor between the scale ``name`` (such as the median advantage) and its usual size in the run;
+        None if not known.
+        """
         if name not in self.scales or name not in self.usual:
             return None
         return self.usual[name].times(self.scales[name])
 
     @property
     def all_times(self) -> dict[str, float]:
-        """Return the factor between each scale of the step, and each weight of the loss, and its usual size, if
-        known.
+        """Return name -> factor between the value in this step and its usual size, for each scale of the step and each
+        weight of the loss, if known.
         """
         known = {name: times for name in self.scales if (times := self.times(name)) is not None}
         if self.form is not None and self.policy_weight is not None and self.policy_weight.middle > 0:
@@ -156,10 +161,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Explaining:
-    """Explainer of one step's spike. Its methods are collectives: all ranks call them with the same numbers.
+    """Explainer of the gradient spike of one step. Its methods are collectives: all ranks call them with the same
+    numbers.
 
-    ``grown`` are the step's scales, ``limits`` the sizes of outlying tokens, and ``pharmacy`` computes the effect of
-    changes of the loss.
+    ``grown`` are the step's scales (sizes of its coefficients, advantages...) with their usual sizes, ``limits`` the
+    sizes of outlying tokens, and ``pharmacy`` computes the effect of changes of the loss.
     """
 
     grown: StepScales
@@ -269,7 +275,7 @@ class Explaining:
         return self.grown.form is not None and self.grown.form.kl == 0 and not any(others)
 
     def cured(self, proposals: Sequence[Proposal]) -> list[Cure]:
-        """Return the cures for those of ``proposals`` whose effect could be computed."""
+        """Return the gradient norm with each change of the loss in ``proposals`` whose effect could be computed."""
         return [cure for proposal in proposals if (cure := self.pharmacy.cure(proposal)) is not None]
 
     def without_tokens(self, attribution: Attribution, levels: StepLevels, count: int) -> Explanation | None:

@@ -87,16 +87,18 @@ class LocateOptions:
 
     @property
     def candidates(self) -> int:
-        """Return half the number of tokens that are verified by either ranking."""
+        """Return how many tokens each of two rankings (contribution, estimated own gradient) proposes for an exact
+        check, halved: each proposes twice as many.
+        """
         return CANDIDATES if self.culprits is None else self.culprits
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The report on a step, with the data on this rank from which it was made.
+    """Report on the localised gradient of a step, with the data of this rank from which it was made.
 
-    ``hosts`` are the numbers of its passes on the CPU, ``contributions`` (B, T) those of each pass, if tokens were
-    attributed.
+    ``hosts`` are the numbers of its micro-batches on the CPU, ``contributions`` (B, T) those of each micro-batch, if
+    tokens were attributed.
     """
 
     report: Localisation

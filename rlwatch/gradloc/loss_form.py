@@ -41,7 +41,8 @@ SAMPLED = 32
 
 
 def columns_of(one: LossPass) -> Tensor:
-    """Return the inputs of the loss for each token of a pass: (COLUMNS, B, T), NaN outside the mask, on its device.
+    """Return the inputs of the loss for each token of the micro-batch ``one``: (COLUMNS, B, T), NaN outside the mask,
+    on its device.
 
     Waits for nothing.
     """
@@ -71,9 +72,10 @@ def columns_of(one: LossPass) -> Tensor:
 
 
 def sample_of(one: LossPass, most: int = SAMPLED) -> Tensor:
-    """Return (at most ``most``, COLUMNS) of tokens spread over a micro-batch, the same tokens at every call.
+    """Return the inputs of the loss for some tokens spread over the micro-batch ``one``: (at most ``most``, COLUMNS),
+    on its device.
 
-    Rows of NaN are no tokens.
+    Every call returns the same tokens. Rows of NaN are no tokens.
     """
     whole = columns_of(one).flatten(1)
     order = torch.arange(whole.shape[1], device=whole.device)
@@ -83,7 +85,7 @@ def sample_of(one: LossPass, most: int = SAMPLED) -> Tensor:
 
 
 def tokens_of(passes: Sequence[LossPass]) -> np.ndarray:
-    """Return (N, COLUMNS) of every token inside the masks whose coefficient is finite, float64.
+    """Return the inputs of the loss (N, COLUMNS) for every token inside the masks whose coefficient is finite, float64.
 
     It waits for the device.
     """
@@ -94,10 +96,11 @@ def tokens_of(passes: Sequence[LossPass]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Factors of the policy term, and kind of the KL term: names of :data:`COLUMNS`, ``""`` for none.
+    """Formula of a loss without its weights: factors of the policy term, and kind of the KL term.
 
-    ``kl`` is ``k3`` (1 - exp(gap)), ``k2`` (-gap) or ``k3 ratio`` (-ratio * gap, TRL's unbiased one). ``per_length`` is
-    the power of the response's length by which the term is divided.
+    Factors are names of :data:`COLUMNS`, ``""`` for none. ``kl`` is ``k3`` (1 - exp(gap)), ``k2`` (-gap) or ``k3
+    ratio`` (-ratio * gap, TRL's unbiased one). ``per_length`` is the power of the response's length by which the term
+    is divided.
     """
 
     ratio: str = ""
@@ -107,7 +110,9 @@ class Shape:
 
     @property
     def cost(self) -> float:
-        """Return a penalty that prefers the plainest of several shapes which explain the tokens equally well."""
+        """Return a penalty that is larger for formulas with more factors, so that of equally good ones the plainest is
+        chosen.
+        """
         ratios = {"ratio": 0.0, "": 0.005, "response ratio": 0.01, "product ratio": 0.015}
         return ratios[self.ratio] + 0.02 * bool(self.weight) + 0.003 * abs(self.per_length) + 0.02 * bool(self.kl)
 
@@ -159,7 +164,7 @@ def _shapes(table: np.ndarray) -> Iterator[Shape]:
 
 @dataclass(frozen=True, slots=True)
 class LossForm:
-    """A shape of the loss with its weights: ``policy`` of the policy term, ``kl`` of the KL term.
+    """Formula of a loss (``shape``) with its weights: ``policy`` of the policy term, ``kl`` of the KL term.
 
     ``unexplained`` is the share of tokens that the form does not explain: the mean of their share by number and their
     share by coefficient.
@@ -171,7 +176,11 @@ class LossForm:
     unexplained: float
 
     def parts(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the policy's and the KL term's part of each coefficient, (N,) each; they sum up to it."""
+        """Return the policy term's and the KL term's part of each coefficient dL/dlogp, (N,) each; they sum up to the
+        coefficient.
+
+        ``table`` (N, COLUMNS): inputs of the loss for N tokens.
+        """
         kl = np.nan_to_num(self.kl * self.shape.penalty(table))
         return table[:, 0] - kl, kl
 
@@ -198,9 +207,8 @@ MOST = 384
 
 
 def fitted(table: np.ndarray) -> LossForm | None:
-    """Return the form of the loss that best explains the tokens of ``table`` (N, COLUMNS).
-
-    The result is None if none explains them.
+    """Return the formula of the loss that best explains the coefficients of the tokens in ``table`` (N, COLUMNS); None
+    if none explains them.
     """
     chosen = _chosen(table)
     known = np.isfinite(chosen[:, COLUMNS.index("advantage")]) if len(chosen) else np.zeros(0, dtype=bool)

@@ -119,7 +119,7 @@ COEFFICIENTS = ("coefficient", "entropy coefficient", "aux coefficient")
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """Deduction of the quantity of a step that was non-finite first.
+    """Deduction of the quantity of a step that was the first not to be finite.
 
     Each method returns a trace, which names that quantity and its origin, or None if the method found none. ``facts``
     lists the non-finite quantities.

@@ -99,7 +99,7 @@ Read = Callable[[Tensor], object]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Outputs of one forward pass that a loss uses: all its gradient flows through these.
+    """Outputs of one forward pass that a loss uses: all its gradient flows through them.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class RandomState:
         return cls(torch.get_rng_state(), device_states())
 
     def restore(self) -> None:
-        """Set the generators to these states."""
+        """Set the random number generators of this process to the kept states."""
         torch.set_rng_state(self.cpu)
         set_device_states(self.devices)
 
@@ -231,14 +231,17 @@ class LossPass:
         return int(rows), int(positions)
 
     def coefficient(self, name: str = "logp") -> Tensor:
-        """Return dL/d``name``; zeros if the loss did not use that output (or did not run its backward pass)."""
+        """Return the loss differentiated by the output ``name``, dL/d``name``; zeros if the loss did not use that
+        output or had no backward pass.
+        """
         coefficient = self.coefficients.get(name)
         if coefficient is not None:
             return coefficient
         return torch.zeros((), device=self.tokens.logp.device) if name == "aux" else torch.zeros_like(self.tokens.logp)
 
     def hook(self, outputs: Outputs, contained: Callable[[Read], Read]) -> None:
-        """Register hooks that read the coefficients when the loss runs its backward pass.
+        """Register hooks on ``outputs`` that read dL/dlogp, dL/dentropy and dL/daux when the loss runs its backward
+        pass.
 
         Outputs and gradients are not changed. ``contained`` wraps a hook so that its errors do not propagate.
         """
@@ -260,7 +263,8 @@ class _Reader:
 
 @dataclass(slots=True)
 class RecordedPasses:
-    """The loss passes of the current step, in order. It holds inputs and coefficients until :meth:`clear`.
+    """The recorded micro-batches (loss passes) of the current step, in order, with inputs and coefficients, until
+    :meth:`clear`.
 
     Hooks run within the backward pass of training, where the device may have no memory left for a copy. ``seam``, the
     error boundary, contains their errors, and the step is then ``broken``: localising it without a coefficient would
@@ -273,16 +277,16 @@ class RecordedPasses:
 
     @property
     def rows(self) -> int:
-        """Return the number of sequences so far."""
+        """Return the number of sequences in the recorded micro-batches of this step."""
         return sum(one.shape[0] for one in self.all)
 
     @property
     def broken(self) -> bool:
-        """Return True if a coefficient of this step could not be read."""
+        """Return True if a coefficient (dL/dlogp and others) of this step could not be read."""
         return self._unread > 0 or not self.seam.works(COEFFICIENTS)
 
     def contained(self, read: Read) -> Read:
-        """Return ``read`` as a hook of training's backward pass, whose errors are contained and counted."""
+        """Return ``read`` as a hook for training's backward pass: its errors do not propagate, and are counted."""
 
         def hooked(gradient: Tensor) -> None:
             self._unread += 1  # until it is
@@ -306,9 +310,10 @@ class RecordedPasses:
         rewards: Tensor | None = None,
         differentiable: Forward | None = None,
     ) -> LossPass:
-        """Keep a loss pass, before its backward pass, and return it; the arguments are fields of :class:`LossPass`.
+        """Keep a micro-batch's forward pass, before its backward pass, and return it as a loss pass.
 
-        Once the reading of coefficients was given up, nothing is kept: every step is broken.
+        The arguments are fields of :class:`LossPass`. Once the reading of coefficients was given up, nothing is kept:
+        every step is broken.
         """
         one = LossPass(forward, tokens, random, drew, divides, self.rows, rewards, differentiable=differentiable)
         if self.seam.works(COEFFICIENTS):
@@ -317,7 +322,7 @@ class RecordedPasses:
         return one
 
     def clear(self) -> None:
-        """Forget the passes at the end of the step."""
+        """Forget the recorded micro-batches at the end of the step."""
         self.all.clear()
         self._unread = 0
 

@@ -256,7 +256,8 @@ REPLAY_TOLERANCE_LOW = 3e-2
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a step, recorded and recomputed; its tolerance is relative to ``scale``.
+    """One number of a localised step (norm, log-prob, contribution...), as recorded and as recomputed; its tolerance is
+    relative to ``scale``.
 
     ``recorded`` or ``recomputed`` is None if that value is not available.
     """
@@ -269,7 +270,9 @@ class Figure:
 
     @property
     def agrees(self) -> bool | None:
-        """Return True if the two values are equal within rounding; NaN equals NaN. None if one is not available."""
+        """Return True if the recorded and the recomputed value are equal within rounding; NaN equals NaN. None if one
+        is not available.
+        """
         if self.recorded is None or self.recomputed is None:
             return None
         if not (math.isfinite(self.recorded) and math.isfinite(self.recomputed)):

@@ -109,10 +109,10 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Part of the gradient that belongs to a response, a prompt group, a task, a rank, or all others.
+    """Part of the gradient that belongs to one response, prompt group, task or rank, or to all others together.
 
     ``share`` = ``up`` + ``down``, as shares of the gradient norm: the part along the gradient, and the part that
-    cancels (<= 0). The shares of all units of a report sum up to 1 except for the gap.
+    cancels (<= 0). The shares of all units of a report sum up to 1 except for the gap of the attribution.
     """
 
     level: BlameLevel

@@ -42,10 +42,10 @@ Columns = dict[str, "np.ndarray | Sequence[str]"]
 def culprit_batches(
     step: int, report: Localisation, hosts: Sequence[HostPass] = (), *, decode: Decode | None = None
 ) -> list[SpikeBatch]:
-    """Return the culprits of a report, worst first, as one batch of rows for each rank that has some.
+    """Return the culprits (outlying tokens) of a report, worst first, as one batch of rows for each rank that has some.
 
     With ``decode`` the columns ``text``, ``before`` and ``after`` are added: the text of culprits in ``hosts`` (the
-    passes of this rank), ``""`` for others.
+    micro-batches of this rank, on the CPU), ``""`` for others.
     """
     ranks = sorted({culprit.at.rank for culprit in report.culprits})
     return [
@@ -67,10 +67,11 @@ def response_batch(
     most: int = MOST_RESPONSES,
     decode: Decode | None = None,
 ) -> SpikeBatch | None:
-    """Return the tokens of this rank's responses with culprits, ``context`` tokens around each; None if there are none.
+    """Return the tokens of this rank's responses with culprits (outlying tokens), ``context`` tokens around each; None
+    if there are none.
 
-    At most ``most`` responses are included, that of the worst culprit first. ``hosts`` are the passes of this rank,
-    ``contributions`` (B, T) those of each pass.
+    At most ``most`` responses are included, that of the worst culprit first. ``hosts`` are the micro-batches of this
+    rank, on the CPU, ``contributions`` (B, T) those of each. With ``decode`` the text of tokens is added.
     """
     pieces: list[Columns] = []
     for (microbatch, row), positions in _stretches(report.culprits, rank, context, most):

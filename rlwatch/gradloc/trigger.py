@@ -47,9 +47,10 @@ TOPS = ("largest coefficient", "largest screen", "largest advantage")
 
 
 def measured(one: LossPass) -> Tensor:
-    """Return the parts of the scales of one micro-batch, (SUMS + TOPS,), on its device.
+    """Return sums and largest values of one micro-batch, (SUMS + TOPS,), from which the scales of the step are computed
+    (:func:`scales_of`).
 
-    It does not wait for the device, and draws no random number.
+    The result stays on the device: the call does not wait for it, and draws no random number.
     """
     on = one.tokens.mask.bool()
     a = torch.where(on, one.coefficient().detach().float().nan_to_num(0.0, 0.0, 0.0), 0.0)
@@ -101,7 +102,9 @@ def _largest(values: Tensor) -> Tensor:
 
 
 def added_up(parts: Sequence[Sequence[float]]) -> list[float]:
-    """Return the parts of the scales of this rank, combined from ``parts``, those of its micro-batches."""
+    """Return the sums and largest values of this rank, combined from those of its micro-batches (``parts``, see
+    :func:`measured`).
+    """
     sums = [math.fsum(one[i] for one in parts) for i in range(len(SUMS))]
     tops = [max((one[i] for one in parts), default=0.0) for i in range(len(SUMS), len(SUMS) + len(TOPS))]
     return [*sums, *tops]
@@ -147,7 +150,9 @@ def scales_of(parts: Sequence[float], norm: float, *, ranks: int = 1, scale: flo
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Usual size of a scale: its median, and a robust standard deviation of its logarithm."""
+    """Usual size of a quantity in a run (coefficient, advantage, ratio...): its median, and a robust standard deviation
+    of its logarithm.
+    """
 
     middle: float
     spread: float = 0.0
@@ -159,14 +164,15 @@ class Usual:
         return math.inf if value else 1.0
 
     def upper(self, factor: float, deviations: float = 3.0) -> float:
-        """Return the limit of usual values: ``factor`` times the median, or ``deviations`` standard deviations if that
-        is more.
+        """Return the largest usual value: ``factor`` times the median, or ``deviations`` standard deviations above it
+        if that is more.
         """
         return self.middle * math.exp(max(math.log(factor), deviations * self.spread))
 
 
 class ScaleHistory(Stateful):
-    """Scales of the last steps that were no spikes, equal on all ranks if they are given the same numbers.
+    """Scales (sizes of coefficients, advantages, ratios...) of the last steps that were no spikes; equal on all ranks
+    that are given the same numbers.
 
     Some tokens of the newest steps are kept as well (:func:`rlwatch.gradloc.loss_form.sample_of`), those of this rank:
     they show how the loss weighted its terms. ``kept`` is the number of steps.
@@ -179,7 +185,8 @@ class ScaleHistory(Stateful):
         self._samples: deque[tuple[int, np.ndarray]] = deque(maxlen=FORMS)
 
     def learn(self, step: int, scales: Scales, sample: np.ndarray | None = None) -> None:
-        """Add the scales of ``step``, which was no spike, with a ``sample`` of its tokens.
+        """Add the scales (sizes of coefficients, advantages...) of ``step``, which was no spike, with a ``sample`` of
+        its tokens (n, COLUMNS).
 
         A step that is lower than before (back to a checkpoint) removes the later ones.
         """
@@ -197,7 +204,7 @@ class ScaleHistory(Stateful):
         return [sample for _, sample in self._samples]
 
     def usual(self) -> dict[str, Usual]:
-        """Return the usual size of each scale that at least :data:`HEALTHY` steps had."""
+        """Return name of a scale -> its usual size, for each scale that at least :data:`HEALTHY` steps had."""
         every = [scales for _, scales in self._steps]
         names = dict.fromkeys(name for scales in every for name in scales)
         columns = {name: [abs(scales[name]) for scales in every if name in scales] for name in names}

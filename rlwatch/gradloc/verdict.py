@@ -41,9 +41,10 @@ MOST_UNITS = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Sizes beyond which a token is an outlier: of its coefficient |dL/dlogp|, and of its screen |dL/dlogp| (1 - p).
+    """Sizes beyond which a token is an outlier: of its coefficient |dL/dlogp|, and of |dL/dlogp| (1 - p), an estimate
+    of its gradient.
 
-    ``usual`` is the size of an ordinary coefficient.
+    p is the token's probability. ``usual`` is the size of an ordinary coefficient.
     """
 
     coefficient: float
@@ -54,7 +55,7 @@ class TokenLimits:
     def of(cls, hosts: Sequence[HostPass], scales: Mapping[str, Usual], world: World) -> TokenLimits:
         """Compute the limits from the run's healthy steps (``scales``), or, if there are none, from the step itself.
 
-        A collective: all ranks call it. ``hosts`` are the passes of this rank.
+        A collective: all ranks call it. ``hosts`` are the micro-batches of this rank, on the CPU.
         """
         pushed = [np.abs(a[a != 0]) for host in hosts if (a := coefficients(host)) is not None]
         sizes = np.concatenate(pushed) if pushed else np.zeros(0)
@@ -75,7 +76,9 @@ class TokenLimits:
 
 
 def coefficients(host: HostPass) -> np.ndarray | None:
-    """Return dL/dlogp (B, T) of one pass, 0 outside the mask and where it is not finite; None if not known."""
+    """Return dL/dlogp (B, T) of the micro-batch ``host``, 0 outside the mask and where it is not finite; None if not
+    known.
+    """
     column = host.columns.get("coefficient")
     return None if column is None else np.where(host.mask & np.isfinite(column), column, 0.0)
 
@@ -142,9 +145,10 @@ def standing_out(
     norm: float,
     limits: TokenLimits,
 ) -> list[np.ndarray]:
-    """Return for each pass (B, T) which tokens of this rank are outliers: by their size, or by their share of the norm.
+    """Return, for each micro-batch of this rank, which tokens (B, T) are outliers: by their size, or by their share of
+    the norm.
 
-    ``sizes`` and ``contributions`` are (B, T) of each pass; ``contributions`` may be empty.
+    ``sizes`` and ``contributions`` are (B, T) of each micro-batch; ``contributions`` may be empty.
     """
     found = []
     for k, (host, size) in enumerate(zip(hosts, sizes, strict=True)):
@@ -164,7 +168,7 @@ def rows_of(
 ) -> list[ResponseNorm]:
     """Return the responses of all ranks that have tokens. A collective.
 
-    ``sizes``, ``standing`` (True for outliers) and ``shares`` of the norm are (B, T) for each pass of this rank.
+    ``sizes``, ``standing`` (True for outliers) and ``shares`` of the norm are (B, T) for each micro-batch of this rank.
     """
     here = [
         _row(host, row, size[row], outlying[row], share[row])
@@ -201,10 +205,11 @@ def _runs(places: np.ndarray, size: np.ndarray) -> list[tuple[int, int, int, flo
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The level that is to blame, its ``units``, and the ``rows`` (responses) in them, out of ``every`` response.
+    """The level that is to blame for a spike (token, response, prompt group...), its ``units``, and the ``rows``
+    (responses) in them, out of ``every`` response.
 
-    ``statement`` describes it. :attr:`BlameLevel.BATCH` without rows means that there are no outliers. There are no
-    units if no contributions are known.
+    ``statement`` describes the level. :attr:`BlameLevel.BATCH` without rows means that there are no outliers. There are
+    no units if no contributions are known.
     """
 
     verdict: BlameLevel
@@ -220,9 +225,11 @@ class Blame:
 
 
 def blame(rows: Sequence[ResponseNorm], limits: TokenLimits, *, ranks: int = 1) -> Blame:
-    """Return the level that explains the most with the least, for the responses ``rows``.
+    """Return the level (token, response, prompt group, task, rank or batch) that explains most of a spike with the
+    fewest tokens.
 
-    ``ranks`` is the number of ranks. It is plain arithmetic: ranks that are given the same rows agree.
+    ``rows`` are the responses of the step, ``ranks`` is the number of ranks. It is plain arithmetic: ranks that are
+    given the same rows agree.
     """
     guilty = [row for row in rows if row.to_blame(limits)]
     loose = sum(row.stood for row in rows if row not in guilty)

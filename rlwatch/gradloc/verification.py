@@ -124,20 +124,21 @@ def union_candidates(
     *,
     world: World | None = None,
 ) -> list[TokenAt]:
-    """Return the top 2k tokens by absolute contribution, then those of the top 2k by the screen that are not among
-    them.
+    """Return the 2k tokens with the largest absolute contribution, then those of the 2k with the largest screen that
+    are not among them.
 
-    All passes of all ranks count (a collective), inside the mask, the largest first; of equal tokens the first in the
-    batch. NaN counts as the largest. The result has 2k to 4k tokens, fewer if there are fewer.
+    A screen is an estimate of a token's own gradient (:func:`screen`). All micro-batches of all ranks count (a
+    collective), inside the mask, the largest first; of equal tokens the first in the batch. NaN counts as the largest.
+    The result has 2k to 4k tokens, fewer if there are fewer.
 
     Parameters
     ----------
     passes
-        This rank's loss passes.
+        This rank's recorded micro-batches of the step.
     contributions, screens
-        (B, T) of each pass; if one is empty, only the other counts.
+        (B, T) of each micro-batch; if one is empty, only the other counts.
     k
-        Number of culprits wanted.
+        Number of culprits (outlying tokens) wanted.
     world
         The ranks; by default this one alone.
     """
@@ -149,10 +150,11 @@ def union_candidates(
 def top_tokens(
     passes: RecordedPasses, values: Sequence[Tensor], n: int, *, world: World | None = None
 ) -> list[TokenAt]:
-    """Return the ``n`` tokens of all ranks with the largest absolute ``values``, (B, T) of each pass. A collective.
+    """Return the ``n`` tokens of all ranks with the largest absolute ``values``, (B, T) of each recorded micro-batch. A
+    collective.
 
     Of equal tokens the first in the batch counts. NaN counts as the largest. A rank without ``values``, because it has
-    none or no passes, takes part as well.
+    none or no micro-batches, takes part as well.
     """
     world = world or Alone()
     every = torch.cat([_local_top(passes, values, n), torch.full((n, 4), -1.0, dtype=torch.float64, device="cpu")])[:n]
@@ -419,7 +421,8 @@ def screen(one: LossPass) -> Tensor:
     """Return ``|a| (1 - p)`` (B, T): an estimate of each token's gradient with respect to its logits, see
     :func:`score_norm`.
 
-    It finds tokens whose own gradient is large, also if it is nearly orthogonal to that of the step. An entropy bonus
-    is not included. NaN and Inf of a coefficient are kept.
+    a is the coefficient dL/dlogp and p the probability of the token, in the micro-batch ``one``. The estimate finds
+    tokens whose own gradient is large, also if it is nearly orthogonal to that of the step. An entropy bonus is not
+    included. NaN and Inf of a coefficient are kept.
     """
     return one.coefficient().abs() * score_norm(one.tokens.logp)

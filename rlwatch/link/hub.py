@@ -83,7 +83,7 @@ class Inbox:
             self._absent.discard(rank)
 
     def leave(self, rank: int) -> None:
-        """Expect no further measurements of ``rank``; those it sent are kept."""
+        """Expect no further measurements of ``rank``; those that it has sent are kept."""
         with self._lock:
             self._present.discard(rank)
 
@@ -189,7 +189,9 @@ class Peer:
         self._heard.put(frame)
 
     def next_word(self, seconds: float) -> Frame | None:
-        """Return the next message of the rank; None if the rank is gone, or after ``seconds``."""
+        """Return the next message of the rank about commands; None if the rank is gone, or after ``seconds`` without
+        one.
+        """
         if self.gone and self._heard.empty():
             return None
         try:
@@ -228,10 +230,10 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class PendingConnection:
-    """An open connection to rank 0; ``peer`` is None until it has proven which rank of the run it is.
+    """A new connection to rank 0; ``peer`` is None until the connection has proven which rank of the run it is.
 
-    ``until``: monotonic time (seconds) by which it must have proven it. ``asked``: the challenge it was sent.
-    ``inflow``: decoder of its messages.
+    ``until``: monotonic time (seconds) by which it must have proven it. ``asked``: random text that rank 0 sent, to
+    which the proof refers. ``inflow``: decoder of its messages.
     """
 
     connection: socket.socket
@@ -245,10 +247,7 @@ class Admission:
     """Connections that have not proven yet that they belong to the run, and the check of the proof. Used from one
     thread.
 
-    Parameters
-    ----------
-    greeting_s
-        Seconds for which a connection may stay open without the proof.
+    The proof is made with the run's secret. ``greeting_s``: seconds for which a connection may stay open without it.
     """
 
     def __init__(self, greeting_s: float) -> None:
@@ -267,7 +266,9 @@ class Admission:
         return list(self._strangers)
 
     def challenge(self, connection: socket.socket) -> PendingConnection | None:
-        """Send a new connection a challenge that only a rank of the run can answer; None if it has closed already."""
+        """Send a new connection a random text that only a rank of the run can answer; return the connection, or None if
+        it has closed already.
+        """
         guest = PendingConnection(connection, time.monotonic() + self._greeting_s)
         try:
             tuned(connection).setblocking(False)
@@ -283,14 +284,15 @@ class Admission:
         return [guest for guest in self._strangers if guest.until <= now]
 
     def identified(self, guest: PendingConnection, answer: Frame, world_size: int) -> Caller:
-        """Return the identity of a connection that answered its challenge, one of the run's ``world_size`` ranks.
+        """Return the rank that answered the challenge on the connection ``guest``.
 
-        Raises ``FrameError`` if ``answer`` proves nothing.
+        ``answer``: its message. ``world_size``: number of ranks of the run. Raises ``FrameError`` if the answer proves
+        nothing.
         """
         return identified(answer, guest.asked, self.secret, world_size)
 
     def remove(self, guest: PendingConnection) -> None:
-        """Remove a connection that is identified, or closed."""
+        """Remove the connection ``guest``, because its rank is identified or it is closed."""
         self._strangers.pop(guest, None)
 
 
@@ -371,10 +373,10 @@ class Hub:
         return self._resting_until is not None
 
     def linked(self) -> Mapping[int, Peer]:
-        """Return rank -> connection of the ranks to which messages can be sent.
+        """Return rank -> connection, for the ranks to which messages can be sent.
 
-        A rank that was accepted is included at once: it may reach a boundary before the server's thread has noted its
-        connection, and would be taken for missing.
+        A rank that was accepted is included at once: it may reach a point at which commands are executed before the
+        server's thread has noted its connection, and would be taken for missing.
         """
         with self._door:
             return self._reachable()
@@ -383,9 +385,10 @@ class Hub:
         return {rank: peer for rank, peer in list(self.peers.items()) if peer.reachable}
 
     def ordered(self) -> tuple[Mapping[int, Peer], int]:
-        """Begin an order of rank 0; return its recipients (rank -> connection) and its number.
+        """Begin an order of rank 0: commands for a point in training that every rank passes.
 
-        Ranks that connect later learn that this order is over.
+        Return rank -> connection of its recipients, and the number of the order. Ranks that connect later learn that
+        this order is over.
         """
         with self._door:
             self._orders += 1

@@ -25,7 +25,7 @@ BACKLOG = 128
 
 
 class Strangers:
-    """The open connections that have proven nothing yet (no session, no secret), at most ``most`` of them.
+    """The open connections that have not proven yet who they are (no session, no secret), at most ``most`` of them.
 
     Used from one thread, or under a lock of the caller.
     """
@@ -53,7 +53,7 @@ class Strangers:
             self._there[who] = close
 
     def left(self, who: Hashable) -> None:
-        """Remove the connection ``who``, because it was closed or has proven itself."""
+        """Remove the connection ``who`` from the unproven ones, because it was closed or has proven who it is."""
         self._there.pop(who, None)
 
 

@@ -71,10 +71,11 @@ class _Round:
 
 
 class Chair:
-    """Rank 0's side of the votes on commands: it asks all ranks to a boundary, offers commands, counts votes and
+    """Rank 0's side of the votes on commands: it lets all ranks meet at a boundary, sends commands, counts votes and
     decides.
 
-    The training thread of rank 0 uses it, and :meth:`call` another thread. ``rounds`` counts the rounds begun.
+    A boundary is a point of training at which commands may be executed. The training thread of rank 0 uses this object,
+    and :meth:`call` another thread. ``rounds`` counts the rounds of votes begun.
 
     Parameters
     ----------
@@ -83,9 +84,9 @@ class Chair:
     patience_s
         Seconds to wait for the other ranks to come to the boundary.
     acting_s
-        Seconds to wait for their reports that they acted.
+        Seconds to wait for their reports that they executed the command.
     place_s
-        Seconds to wait to learn where they are.
+        Seconds to wait to learn which boundary they have reached.
     """
 
     def __init__(
@@ -106,19 +107,21 @@ class Chair:
 
     @property
     def called(self) -> bool:
-        """Return whether all ranks are asked to meet at a boundary."""
+        """Return whether rank 0 has asked all ranks to meet at a boundary, a point of training at which commands may be
+        executed.
+        """
         return self._round is not None
 
     @property
     def earliest(self) -> StepKey:
-        """First boundary that this rank has not passed."""
+        """First boundary (point of training at which commands may be executed) that this rank has not passed."""
         return self._earliest
 
     def call(self) -> None:
         """Find the first boundary that no rank has passed; runs on another thread, as soon as there are commands.
 
-        All ranks then meet at this boundary. If a rank cannot come, the training thread learns of it at its next
-        boundary.
+        All ranks then meet at this boundary (a point of training at which commands may be executed). If a rank cannot
+        come, the training thread learns of it at its next boundary.
         """
         with self._calling:
             if self._round is None and self._order is None and not self._in_vain:
@@ -132,8 +135,8 @@ class Chair:
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
         """Return whether all ranks meet at the boundary that this rank has reached at ``step``; otherwise it is passed.
 
-        If there are commands, rank 0 asks where the other ranks are. If one has passed already, all meet at a later
-        boundary.
+        A boundary is a point of training at which commands may be executed. If there are commands, rank 0 asks which
+        boundary the other ranks have reached. If one has passed this one already, all meet at a later boundary.
 
         Parameters
         ----------
@@ -164,19 +167,22 @@ class Chair:
         return False
 
     def leave(self) -> None:
-        """Note that this rank has passed its boundary."""
+        """Note that this rank has passed its boundary (the point of training at which commands may be executed)."""
         if self._here is not None:
             self._earliest, self._here = after(self._here), None
 
     def offer(self, body: bytes) -> None:
-        """Send the encoded commands to the ranks that meet at this boundary."""
+        """Send the encoded commands ``body`` to the ranks that meet at this boundary, a point of training at which
+        commands may be executed.
+        """
         if self._round is not None and self._round.refusal is None:
             self._round.send(Frame(FrameKind.OFFER, self._round.meet, body, self._round.turn))
 
     def order(self, body: bytes) -> None:
-        """Send an order to all ranks at a point that every rank passes; usually it is empty: there is nothing to do.
+        """Send the encoded commands ``body`` to all ranks, at a point of training that every rank passes; usually it is
+        empty: there are none.
 
-        For an order that is not empty, wait until all ranks are connected.
+        If there are commands, wait until all ranks are connected.
         """
         with self._calling:
             found = self._order = self._begun(START)
@@ -204,7 +210,7 @@ class Chair:
         return verdict
 
     def over(self) -> None:
-        """End the round, so that no rank waits for it any longer."""
+        """End the round of votes on commands, so that no rank waits for it any longer."""
         under_way = self._order or self._round
         if under_way is not None:
             under_way.send(Frame(FrameKind.OVER, turn=under_way.turn))
@@ -319,8 +325,8 @@ class WorkerMember:
     def connected(self, connection: socket.socket, *, lap: int = 0, orders: int = 0) -> None:
         """Use a new connection to rank 0 and start the thread that listens to it.
 
-        ``lap``: number of times that training of rank 0 went back to an earlier step. ``orders``: number of orders that
-        rank 0 gave before this rank connected.
+        ``lap``: number of times that training of rank 0 went back to an earlier step. ``orders``: number of times that
+        rank 0 has sent commands to all ranks (:meth:`Chair.order`) before this rank connected.
         """
         with self._changed:
             self._connection, self._turn, self._meet = connection, 0, None
@@ -337,17 +343,21 @@ class WorkerMember:
 
     @property
     def earliest(self) -> StepKey:
-        """First boundary that this rank has not passed."""
+        """First boundary (point of training at which commands may be executed) that this rank has not passed."""
         return self._earliest
 
     @property
     def called(self) -> bool:
-        """Return whether rank 0 asks all ranks to meet at a boundary."""
+        """Return whether rank 0 asks all ranks to meet at a boundary, a point of training at which commands may be
+        executed.
+        """
         return self._turn != 0
 
     @property
     def meet(self) -> StepKey | None:
-        """Boundary at which all ranks meet, once rank 0 has named it; else None."""
+        """Boundary (point of training at which commands may be executed) at which all ranks meet, once rank 0 has named
+        it; else None.
+        """
         return self._meet
 
     @property
@@ -358,14 +368,15 @@ class WorkerMember:
     def meets(self, step: int, *, wanted: bool = False, staying: bool = False) -> bool:
         """Return whether all ranks meet at the boundary that this rank has reached at ``step``; otherwise it is passed.
 
-        It waits only while rank 0 is about to name the boundary at which all meet.
+        A boundary is a point of training at which commands may be executed. The call waits only while rank 0 is about
+        to name the boundary at which all meet.
 
         Parameters
         ----------
         step
             Optimizer step of this boundary.
         wanted
-            Whether this rank knows as well as rank 0 that something is due here; then it waits for rank 0.
+            Whether this rank knows as well as rank 0 that a command is due here; then it waits for rank 0.
         staying
             Whether this rank remains at the boundary (it is paused), so that it is not passed.
         """
@@ -390,12 +401,12 @@ class WorkerMember:
         return False
 
     def leave(self) -> None:
-        """Note that this rank has passed its boundary."""
+        """Note that this rank has passed its boundary (the point of training at which commands may be executed)."""
         with self._changed:
             self._pass()
 
     def offered(self) -> bytes:
-        """Return rank 0's encoded commands at a common boundary; empty if there are none, or if rank 0
+        """Return the encoded commands that rank 0 sends where all ranks meet; empty if there are none, or if rank 0
         does not come.
         """
         with self._changed:
@@ -408,7 +419,9 @@ class WorkerMember:
             return b"" if frame is None else frame.body
 
     def ordered(self) -> bytes:
-        """Wait for rank 0's order at a point that every rank passes, and return it; it is usually empty."""
+        """Wait for the encoded commands that rank 0 sends at a point of training that every rank passes, and return
+        them; usually empty.
+        """
         with self._changed:
             number = self._order + 1
             patience = self.patience_s if self._hoping else 0.0
@@ -425,7 +438,7 @@ class WorkerMember:
         return number in self._orders or number <= self._orders_over or lost or self.parted
 
     def over(self) -> None:
-        """Leave the round of votes; if rank 0 still waits for this rank, it is informed."""
+        """Leave the round of votes on commands; if rank 0 still waits for this rank, it is informed."""
         with self._changed:
             turn, self._mine = self._mine, 0
         if turn:
@@ -455,7 +468,7 @@ class WorkerMember:
         self.close()
 
     def deserted(self) -> None:
-        """Note that there is no rank 0 to wait for, and that there will be none."""
+        """Note that there is no rank 0 and that there will be none, so that this rank waits for none."""
         with self._changed:
             self.parted = True
             self._changed.notify_all()

@@ -47,7 +47,7 @@ APART = "rank %d is not linked to rank 0: its share of the batch is not measured
 
 
 class NobodyError(RLWatchError):
-    """There is no rank 0 to be found, and there will be none."""
+    """Error for a rank that cannot find rank 0: there is none, and there will be none."""
 
 
 class WorkerClient:
@@ -74,7 +74,8 @@ class WorkerClient:
     hope_s
         A rank that has looked for rank 0 for this many seconds measures nothing until it has found it.
     notes
-        Called many times a second: returns the notes of this rank. They are dropped while there is no connection.
+        Called many times a second: returns encoded events that this rank reports to rank 0, such as stalls. They are
+        dropped while there is no connection.
     """
 
     def __init__(
@@ -290,7 +291,7 @@ def introduced(rank: int, address: HubAddress, role: str) -> tuple[socket.socket
     """Connect to rank 0 at ``address`` as ``rank``; both ends prove that they know the secret of the run.
 
     ``role``: ``"steps"`` or ``"control"``. Returns the socket, the number of times that training of rank 0 went back to
-    an earlier step, and the number of its orders. Raises ``LinkError``.
+    an earlier step, and the number of times that it has sent commands to all ranks. Raises ``LinkError``.
     """
     secret = address.secret
     connection = connect(address)

@@ -131,7 +131,7 @@ class Frame:
 
 
 class FrameDecoder:
-    """Decoder that assembles the bytes of one connection into messages.
+    """Decoder that assembles the bytes of one connection into messages between ranks.
 
     ``largest``: largest accepted length of a message body, in bytes.
     """
@@ -169,12 +169,15 @@ def after(moment: StepKey) -> StepKey:
 
 
 def ballot_body(ballot: int, refusal: str | None) -> bytes:
-    """Encode a vote or a verdict on the ``ballot``-th question of a round; ``refusal``: the reason, None: agreed."""
+    """Encode a vote or a verdict on a command as bytes.
+
+    ``ballot``: number of the question within the round of votes. ``refusal``: the reason for a refusal; None: agreed.
+    """
     return json.dumps([ballot, refusal]).encode()
 
 
 def read_ballot(body: bytes) -> tuple[int, str | None]:
-    """Decode a vote or a verdict: the number of the question, and the reason for a refusal or None.
+    """Decode a vote or a verdict on a command: return the number of the question, and the reason for a refusal or None.
 
     Returns (0, None), which is no valid number, for any other content.
     """
@@ -200,7 +203,7 @@ ROLES = ("steps", "control")
 
 
 def challenge() -> str:
-    """Return a random text that was never used before, for a proof of identity."""
+    """Return a random text that was never used before, from which the other end must compute a proof of identity."""
     return secrets.token_hex(32)
 
 
@@ -208,8 +211,8 @@ def challenge() -> str:
 class Caller:
     """Identity of a rank that connects to rank 0.
 
-    ``rank``: the rank. ``role``: purpose of the connection, ``"steps"`` or ``"control"``. ``nonce``: the rank's own
-    challenge to rank 0.
+    ``rank``: the rank. ``role``: purpose of the connection, ``"steps"`` or ``"control"``. ``nonce``: random text from
+    which rank 0 must compute its own proof.
     """
 
     rank: int
@@ -217,8 +220,9 @@ class Caller:
     nonce: str
 
     def answer(self, asked: str, secret: str) -> Frame:
-        """Return the answer to rank 0's challenge ``asked``: a proof that this rank knows ``secret``, and its own
-        challenge.
+        """Return the answer to rank 0's challenge (random text) ``asked``.
+
+        It proves that this rank knows ``secret``, and contains a challenge to rank 0.
         """
         words = {
             "rank": self.rank,
@@ -229,18 +233,21 @@ class Caller:
         return Frame(FrameKind.ANSWER, body=json.dumps(words).encode())
 
     def welcome(self, asked: str, secret: str, *, lap: int, orders: int) -> Frame:
-        """Return rank 0's answer to the rank's challenge: a proof that it knows ``secret``, and its position.
+        """Return rank 0's answer to the rank's challenge (random text): a proof that rank 0 knows ``secret``, and its
+        position in training.
 
-        ``lap``: number of times that its steps went back. ``orders``: number of its orders so far.
+        ``asked``: rank 0's own challenge. ``lap``: number of times that its steps went back. ``orders``: number of
+        times that it has sent commands to all ranks.
         """
         words = {"proof": self.proof("rank 0", asked, secret), "lap": lap, "orders": orders}
         return Frame(FrameKind.WELCOME, body=json.dumps(words).encode())
 
     def welcomed(self, frame: Frame, asked: str, secret: str) -> tuple[int, int]:
-        """Check rank 0's answer and return its position: the number of times that its steps went back, and of its
-        orders.
+        """Check rank 0's answer ``frame``; return the number of times that its steps went back, and that it has sent
+        commands to all ranks.
 
-        ``asked``: rank 0's challenge. Raises ``FrameError`` if it has not proven that it knows the secret.
+        ``asked``: rank 0's challenge (random text). Raises ``FrameError`` if rank 0 has not proven that it knows
+        ``secret``.
         """
         try:
             words = json.loads(frame.body)
@@ -252,15 +259,17 @@ class Caller:
         return lap, orders
 
     def proof(self, speaker: str, asked: str, secret: str) -> str:
-        """Return the proof that ``speaker`` knows the secret: an HMAC-SHA256 over both challenges and this identity,
-        in hex.
+        """Return the proof that ``speaker`` (``"caller"`` or ``"rank 0"``) knows the secret: an HMAC-SHA256 over both
+        challenges and this identity, in hex.
+
+        ``asked``: rank 0's challenge, a random text.
         """
         words = json.dumps([speaker, self.rank, self.role, asked, self.nonce]).encode()
         return hmac.digest(secret.encode(), words, "sha256").hex()
 
 
 def asking(frame: Frame) -> str:
-    """Return the challenge in a message of rank 0. Raises ``FrameError`` for any other message."""
+    """Return the challenge (random text) in a message of rank 0. Raises ``FrameError`` for any other message."""
     if frame.kind is not FrameKind.CHALLENGE or len(frame.body) != len(challenge()):
         raise FrameError("whoever listens there is no rank 0 of rlwatch")
     return frame.body.decode("ascii", "replace")

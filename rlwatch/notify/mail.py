@@ -64,7 +64,7 @@ class EmailNotifier:
 
     @property
     def busy(self) -> bool:
-        """True while a server still holds a try, also one that was given up."""
+        """True while an attempt to deliver still waits for a mail server, also one that was given up."""
         return self._sending is not None and self._sending.is_alive()
 
     def __repr__(self) -> str:

@@ -311,7 +311,7 @@ class ServiceNotifier:
 
 
 def compose(plugin: Any, message: OutboxMessage, limit: int, title: str = "") -> None:
-    """Let apprise send the text of ``message`` through ``plugin``, in at most ``limit`` bytes.
+    """Let apprise send the text of ``message`` through its object ``plugin``, in at most ``limit`` bytes of UTF-8.
 
     ``title``: title of the message, where the service has one.
     """

@@ -152,7 +152,7 @@ def verify_signature(
     """Return whether a webhook message comes from a sender who knows ``secret`` and is not older than ``tolerance_s``
     seconds.
 
-    For receivers of webhooks. Never raises for data from a stranger. Compares in constant time.
+    For receivers of webhooks. Never raises, whatever the data. Compares in constant time.
 
     Parameters
     ----------

@@ -46,11 +46,12 @@ class Alerting:
     dashboard_url
         Address of the dashboard, for links in messages; empty: none.
     actions
-        Commands that may be sent without a user.
+        Commands that alerts may send without a user.
     rescue
         Permission to save a failing run; None: not permitted.
     map
-        Role -> names of the metrics that have it, from ``[map]`` of the configuration.
+        Role of a metric, such as ``reward`` -> names that the user's logs have for it, from ``[map]`` of the
+        configuration.
     """
 
     policy: AlertingConfig = field(default_factory=AlertingConfig)
