@@ -112,6 +112,22 @@ def test_a_router_in_bf16_that_moves_during_the_update_is_named(tmp_path):
     assert "the router moves during the update" in shift.message
 
 
+@pytest.mark.torch
+def test_a_bias_planted_in_the_judge_is_seen_before_the_policy_exploits_it(tmp_path, monkeypatch):
+    """verl 7004: the protocol of planted biases, small; from step 12 on an answer with a mark in it earns more."""
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "benchmarks"), *sys.path])
+    import tiny_world
+
+    plan = tiny_world.Plan("mark", at=12, marked=1.5)
+    result = tiny_world.trained(plan, 0, tmp_path, steps=24, canaries=True)
+    store = open_store(result["store"])
+    (stored,) = store.runs()
+    changed = next(one for one in store.findings(stored.run_id) if one.kind == "verifier_changed")
+
+    assert 12 <= changed.step <= 20
+    assert max(result["exploited"][: changed.step]) < 0.5
+
+
 def test_a_gap_that_begins_at_a_resume_is_tied_to_the_resume():
     """slime 1695: the engine was restarted with the checkpoint of another step."""
     events = [happened("resume", 100, from_run="r")]
