@@ -92,14 +92,18 @@ def _kept(url: str) -> tuple[dict[str, tuple[str, ...]], dict[str, dict[str, tup
     for entry in store().audit():
         if entry.act not in (PINS_ACT, LAYOUT_ACT):
             continue
-        content = json.loads(entry.text)
-        project, names = content["project"], tuple(content["names"])
+        try:
+            content = json.loads(entry.text)
+            project, names = str(content["project"]), tuple(map(str, content["names"]))
+            name = str(content["name"]) if entry.act == LAYOUT_ACT else ""
+        except (ValueError, KeyError, TypeError):
+            continue  # of another version
         if entry.act == PINS_ACT:
             pins[project] = names
         elif names:
-            layouts.setdefault(project, {})[content["name"]] = names
+            layouts.setdefault(project, {})[name] = names
         else:
-            layouts.get(project, {}).pop(content["name"], None)
+            layouts.get(project, {}).pop(name, None)
     return pins, layouts
 
 

@@ -275,6 +275,7 @@ def server_environment(
         "server.fileWatcherType": "none",
         "server.enableCORS": True,
         "server.enableXsrfProtection": True,
+        "server.enableWebsocketCompression": True,
         "server.xsrfCookieSameSite": "strict",
         "browser.gatherUsageStats": False,
         "client.showErrorDetails": "none",

@@ -81,6 +81,7 @@ def test_the_server_watches_no_files_and_reports_nothing_home() -> None:
         "server.fileWatcherType": "none",
         "server.enableCORS": True,
         "server.enableXsrfProtection": True,
+        "server.enableWebsocketCompression": True,
         "server.xsrfCookieSameSite": "strict",
         "browser.gatherUsageStats": False,
         "client.showErrorDetails": "none",
