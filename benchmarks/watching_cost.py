@@ -4,10 +4,10 @@
     python benchmarks/watching_cost.py --loops own     # the plain loop only
 
 Every row is a fresh process on one core. `hooks` is the CPU time of what rlwatch does on the training thread (all of
-it goes through one seam, which is timed here), `threads` that of all other threads of the process less what they
-take unwatched: the writer, and the one that measures text. `share` is both over the CPU time of an unwatched step.
-Wall time is not compared: on a shared machine its difference is noise. The models are tiny, so the shares are not:
-the cost is that of some hundred small operations a micro-batch, whatever the model.
+it goes through one error boundary, which is timed here), `threads` that of all other threads of the process less what
+they take unwatched: the writer, and the one that measures text. `share` is both over the CPU time of an unwatched step.
+Wall time is not compared: on a shared machine its difference is noise. The models are tiny, so the shares are not: the
+cost is that of some hundred small operations a micro-batch, whatever the model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLUMNS = ("step_ms", "hooks_ms", "threads_ms", "share_percent", "peak_mb")
 
 
 def time_the_seam() -> list[float]:
-    """Make the seam add up its own thread time, nested calls counted once."""
+    """Make the error boundary add up its own thread time, nested calls counted once."""
     from rlwatch.error_boundary import ErrorBoundary
 
     spent, depth, inner = [0.0], [0], ErrorBoundary.attempt

@@ -356,9 +356,9 @@ _copied: set[str] = set()
 
 
 class HasErrorBoundary(Protocol):
-    """Any object that has an :class:`ErrorBoundary` as its attribute ``seam``."""
+    """Any object that has an :class:`ErrorBoundary` as its attribute ``error_boundary``."""
 
-    seam: ErrorBoundary
+    error_boundary: ErrorBoundary
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -367,12 +367,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def guarded(method: Method) -> Method:
     """Wrap a method that a trainer calls: it returns None instead of raising an error into the training.
 
-    The object must have an :class:`ErrorBoundary` as ``seam``. Failures are counted under the name of the method.
+    The object must have an :class:`ErrorBoundary` as ``error_boundary``. Failures are counted under the name of the
+    method.
     """
 
     @wraps(method)
     def through_the_seam(self: HasErrorBoundary, *args: Any, **kwargs: Any) -> Any:
-        return self.seam.attempt(method.__name__, method, self, *args, **kwargs)
+        return self.error_boundary.attempt(method.__name__, method, self, *args, **kwargs)
 
     return cast("Method", through_the_seam)
 

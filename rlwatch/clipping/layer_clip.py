@@ -86,7 +86,7 @@ class LayerClip:
         self.max_norm = max_norm
         self.last: Clipped | None = None
         """Result of the last call; None before the first."""
-        self.seam = ErrorBoundary()
+        self.error_boundary = ErrorBoundary()
         self._zero = _choice(nonfinite) == ZERO
         positive("LayerClip", max_norm=max_norm)
         self._layout = LayerLayout.of(model, self.by)
@@ -105,7 +105,7 @@ class LayerClip:
 
         ``before``, if given, is called with the global norm (0-d) before any gradient is changed.
         """
-        if not self.seam.works(TAP):
+        if not self.error_boundary.works(TAP):
             return self._together()
         return call_or(lambda: self.by_layer(before), self._otherwise)
 
@@ -113,7 +113,7 @@ class LayerClip:
         wrong_from_the_start = self.last is None and isinstance(error, ConfigError)
         if wrong_from_the_start or _several_ranks():
             raise error
-        self.seam.failed(TAP, error)
+        self.error_boundary.failed(TAP, error)
         return self._together()
 
     __call__ = clip

@@ -266,12 +266,12 @@ class RecordedPasses:
     """The recorded micro-batches (loss passes) of the current step, in order, with inputs and coefficients, until
     :meth:`clear`.
 
-    Hooks run within the backward pass of training, where the device may have no memory left for a copy. ``seam``, the
-    error boundary, contains their errors, and the step is then ``broken``: localising it without a coefficient would
-    blame the wrong tokens.
+    Hooks run within the backward pass of training, where the device may have no memory left for a copy.
+    ``error_boundary``, the error boundary, contains their errors, and the step is then ``broken``: localising it
+    without a coefficient would blame the wrong tokens.
     """
 
-    seam: ErrorBoundary = field(default_factory=ErrorBoundary)
+    error_boundary: ErrorBoundary = field(default_factory=ErrorBoundary)
     all: list[LossPass] = field(default_factory=list)
     _unread: int = 0
 
@@ -283,14 +283,14 @@ class RecordedPasses:
     @property
     def broken(self) -> bool:
         """Return True if a coefficient (dL/dlogp and others) of this step could not be read."""
-        return self._unread > 0 or not self.seam.works(COEFFICIENTS)
+        return self._unread > 0 or not self.error_boundary.works(COEFFICIENTS)
 
     def contained(self, read: Read) -> Read:
         """Return ``read`` as a hook for training's backward pass: its errors do not propagate, and are counted."""
 
         def hooked(gradient: Tensor) -> None:
             self._unread += 1  # until it is
-            self.seam.attempt(COEFFICIENTS, self._read, read, gradient)
+            self.error_boundary.attempt(COEFFICIENTS, self._read, read, gradient)
 
         return hooked
 
@@ -316,7 +316,7 @@ class RecordedPasses:
         every step is broken.
         """
         one = LossPass(forward, tokens, random, drew, divides, self.rows, rewards, differentiable=differentiable)
-        if self.seam.works(COEFFICIENTS):
+        if self.error_boundary.works(COEFFICIENTS):
             one.hook(outputs, self.contained)
             self.all.append(one)
         return one

@@ -334,10 +334,10 @@ def refuse_binary(head: bytes, path: Path) -> None:
 
 def windows(path: Path) -> Iterator[bytes]:
     """Yield overlapping pieces of a log as bytes, so that a row at the border of one piece is whole in the next."""
-    seam = b""
+    error_boundary = b""
     for block in blocks(path, WINDOW):
-        yield seam + block
-        seam = block[-_OVERLAP:]
+        yield error_boundary + block
+        error_boundary = block[-_OVERLAP:]
 
 
 def sniff(path: str | os.PathLike[str], naming: Naming = NONE) -> Importer:

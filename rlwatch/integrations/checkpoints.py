@@ -60,14 +60,14 @@ class KeptReference:
     ----------
     find
         Returns the current policy and reference; see :class:`~rlwatch.integrations.reference.ResetReference`.
-    seam
+    error_boundary
         Error boundary that leads to the run, which records events.
     writes
         Returns True if this process writes the file; the others only provide their shards.
     """
 
-    def __init__(self, find: Callable[[], Anchored], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
-        self._seam = seam
+    def __init__(self, find: Callable[[], Anchored], error_boundary: ErrorBoundary, writes: Callable[[], bool]) -> None:
+        self._error_boundary = error_boundary
         self._writes = writes
         self._write_down = WriteDown(find, writes)
         self._take_up = TakeUp(find, writes)
@@ -147,8 +147,8 @@ class KeptReference:
         self._event(kind, step, checkpoint=str(checkpoint), reason=reason)
 
     def _event(self, kind: str, step: int, **body: JSON) -> None:
-        if self._seam.run is not None:
-            self._seam.run.event(kind, step, **body)
+        if self._error_boundary.run is not None:
+            self._error_boundary.run.event(kind, step, **body)
 
 
 def _reason(result: Result | None) -> str:
@@ -449,13 +449,15 @@ class KeptHandler(CommandHandler, Protocol):
 class KeptSettings:
     """Keeper of settings that commands changed: saves them in checkpoints and restores them on a resume.
 
-    There is one keeper on every rank. ``handlers`` change the settings. ``seam`` is the error boundary that leads to
-    the run. ``writes`` returns True on the rank that writes the file.
+    There is one keeper on every rank. ``handlers`` change the settings. ``error_boundary`` is the error boundary that
+    leads to the run. ``writes`` returns True on the rank that writes the file.
     """
 
-    def __init__(self, handlers: Sequence[KeptHandler], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
+    def __init__(
+        self, handlers: Sequence[KeptHandler], error_boundary: ErrorBoundary, writes: Callable[[], bool]
+    ) -> None:
         self._handlers = {handler.kind: handler for handler in handlers}
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._writes = writes
 
     def save(self, checkpoint: Path) -> None:
@@ -491,9 +493,11 @@ class KeptSettings:
                 continue
             if result.report is None:
                 logger.warning("rlwatch could not %s as %s keeps it: %s", kind, checkpoint, result.refusal)
-            elif self._seam.run is not None:
+            elif self._error_boundary.run is not None:
                 body: Mapping[str, JSON] = {"command": kind, "args": dict(command.args), "report": result.report}
-                self._seam.run.event("command", step, **body, by="rlwatch", why=command.why, id=command.command_id)
+                self._error_boundary.run.event(
+                    "command", step, **body, by="rlwatch", why=command.why, id=command.command_id
+                )
 
 
 def _names(kept: Iterable[str]) -> str:

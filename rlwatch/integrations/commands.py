@@ -103,7 +103,7 @@ class Controller:
 
     Parameters
     ----------
-    seam
+    error_boundary
         Error boundary of the run: leads to the run, and contains rlwatch's own errors.
     handlers
         One handler for each kind of command that this trainer supports.
@@ -121,7 +121,7 @@ class Controller:
 
     def __init__(
         self,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         handlers: Sequence[CommandHandler],
         ranks: Ranks | None = None,
         latest: Callable[[], Mapping[str, float]] = dict,
@@ -129,7 +129,7 @@ class Controller:
         hold: PauseState | None = None,
         measured: Callable[[int, OnMetrics], None] | None = None,
     ) -> None:
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._measured = measured
         self._ranks = ranks or OneRank()
         self._latest = latest
@@ -155,7 +155,7 @@ class Controller:
                     due = []  # a command that failed is due again at the next boundary
                 if not self._held():
                     return
-                with (clock_of(self._seam.run) or StageClock()).stage(PAUSED):
+                with (clock_of(self._error_boundary.run) or StageClock()).stage(PAUSED):
                     self._hold.wait()
         finally:
             self._ranks.leave()
@@ -166,7 +166,7 @@ class Controller:
         Several ranks meet only at boundaries: there it is done at the first one.
         """
         if self._ranks.world_size == 1:
-            command = self._seam.attempt("rescue", self._rescue, step)
+            command = self._error_boundary.attempt("rescue", self._rescue, step)
             if command is not None:
                 self._carry_out(command, step, None)
 
@@ -188,12 +188,12 @@ class Controller:
         """Return True if this rank has commands to execute here: requested ones on rank 0 only, due ones on all ranks.
         (The clock of rank 0 decides when a pause is over.)
         """
-        run = self._seam.run
+        run = self._error_boundary.run
         waiting = run is not None and run.has_commands(for_all_ranks=self._ranks.world_size > 1)
         return waiting or bool(due if not self._ranks.rank else [one for one in due if one.kind not in ENDS_A_PAUSE])
 
     def _round(self, step: int, due: Sequence[Command]) -> None:
-        run = self._seam.run
+        run = self._error_boundary.run
         waiting = [] if run is None else run.commands(for_all_ranks=self._ranks.world_size > 1)
         pending = {waiter.command.command_id: waiter for waiter in waiting}
         asked = [waiter.command for waiter in waiting]
@@ -212,22 +212,22 @@ class Controller:
         handler: object = self._handlers.get(command.kind)
         if not isinstance(handler, Resolving):
             return command
-        return self._seam.attempt(f"command {command.kind}", handler.resolved, command) or command
+        return self._error_boundary.attempt(f"command {command.kind}", handler.resolved, command) or command
 
     def _due(self, step: int) -> list[Command]:
         """Return commands that end earlier ones with a time limit. A pause ends with the run at the latest."""
-        run = self._seam.run
+        run = self._error_boundary.run
         ended = run is None or not run.active
         due = [time_is_up()] if self._hold.on and (ended or self._hold.expired) else []
         for handler in self._timed:
-            command = self._seam.attempt("commands that are due", handler.due, step)
+            command = self._error_boundary.attempt("commands that are due", handler.due, step)
             due += [] if command is None else [command]
-        command = self._seam.attempt("rescue", self._rescue, step)
+        command = self._error_boundary.attempt("rescue", self._rescue, step)
         return due if command is None else [*due, command]
 
     def _rescue(self, step: int) -> Command | None:
         """Return the next command of a permitted rescue policy, if any. Only on rank 0."""
-        run = self._seam.run
+        run = self._error_boundary.run
         policy = None if run is None else getattr(run, "rescue", None)
         if run is None or policy is None or self._ranks.rank:
             return None
@@ -243,7 +243,7 @@ class Controller:
     def _values(self, kind: str) -> Mapping[str, JSON]:
         """Return the arguments that a command would set, as they are now; none where they cannot be read."""
         read = getattr(self._handlers.get(kind), "values", None)
-        return {} if read is None else self._seam.attempt(f"command {kind}", _read_or_none, read) or {}
+        return {} if read is None else self._error_boundary.attempt(f"command {kind}", _read_or_none, read) or {}
 
     def _skipped(self) -> int:
         return int(getattr(self._handlers.get(SKIP_STEP), "skipped", 0))
@@ -290,7 +290,7 @@ class Controller:
             return Result(refusal=self._ranks.agree(unknown) or unknown)
         result = self._agreed(command, handler, pending)
         if isinstance(handler, Settled):
-            self._seam.attempt(f"command {command.kind}", handler.settled, command, result.refusal)
+            self._error_boundary.attempt(f"command {command.kind}", handler.settled, command, result.refusal)
         if result.report is not None:
             self._undo.done(command, result.report)
         return result
@@ -311,7 +311,7 @@ class Controller:
 
     def _tried(self, command: Command, work: Work) -> Result:
         """Return the outcome of ``work`` on the command. The error boundary contains its errors."""
-        result = self._seam.attempt(f"command {command.kind}", _result_of, work, command)
+        result = self._error_boundary.attempt(f"command {command.kind}", _result_of, work, command)
         return result or Result(refusal=FAILED)
 
     def _unknown(self, kind: str) -> str:
@@ -321,7 +321,7 @@ class Controller:
     def _record(self, command: Command, step: int, report: Mapping[str, JSON], before: Mapping[str, float]) -> None:
         if command.kind in ENDS_A_PAUSE:
             self._hold.end()
-        run = self._seam.run
+        run = self._error_boundary.run
         if run is None or command.kind == TAKE_SNAPSHOT:
             return
         who = {"by": command.requested_by, "why": command.why, "id": command.command_id}
@@ -589,22 +589,22 @@ class SaveCheckpoint:
     kept
         Returns how many checkpoints the trainer keeps, None for all. Raises ``RLWatchError`` if the trainer cannot
         save.
-    seam
+    error_boundary
         Error boundary that leads to the run and its health. While the run collapses, a save may be vetoed.
     """
 
     kind: str = "save-checkpoint"
 
-    def __init__(self, save: Callable[[], str], kept: Callable[[], int | None], seam: ErrorBoundary) -> None:
+    def __init__(self, save: Callable[[], str], kept: Callable[[], int | None], error_boundary: ErrorBoundary) -> None:
         self._save = save
         self._kept = kept
-        self._seam = seam
+        self._error_boundary = error_boundary
 
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` if a save would delete an older checkpoint while the run collapses, unless ``command``
         is forced.
         """
-        kept, run = self._kept(), self._seam.run
+        kept, run = self._kept(), self._error_boundary.run
         veto = None if run is None else veto_save_checkpoint(run.health(), kept=kept, force=command.force)
         if veto is not None:
             raise RLWatchError(veto)
@@ -626,7 +626,7 @@ class SetKLCoef:
         Returns the current coefficient. Raises ``RLWatchError`` with the reason why it cannot be changed.
     write
         Sets the coefficient, which the trainer uses from then on.
-    seam
+    error_boundary
         Error boundary that leads to the run and its health. While the run collapses, a lower coefficient is vetoed.
 
     ``kept`` is the value set last, as ``{"value": v}``; None while the trainer's own configuration is in force.
@@ -634,17 +634,23 @@ class SetKLCoef:
 
     kind: str = "set-kl-coef"
 
-    def __init__(self, read: Callable[[], float], write: Callable[[float], None], seam: ErrorBoundary) -> None:
+    def __init__(
+        self, read: Callable[[], float], write: Callable[[float], None], error_boundary: ErrorBoundary
+    ) -> None:
         self._read = read
         self._write = write
-        self._seam = seam
+        self._error_boundary = error_boundary
         self.kept: Mapping[str, JSON] | None = None
 
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` if there is no KL coefficient, or if the new one would weaken the KL penalty during a
         collapse.
         """
-        new, old, run = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read(), self._seam.run
+        new, old, run = (
+            float(COMMAND_KINDS[self.kind].read(command.args)["value"]),
+            self._read(),
+            self._error_boundary.run,
+        )
         veto = None if run is None else veto_set_kl_coef(run.health(), old=old, new=new, force=command.force)
         if veto is not None:
             raise RLWatchError(veto)

@@ -43,14 +43,14 @@ DEADLINE_S = 10.0
 """Longest delay of a propagating exception, in seconds."""
 
 
-def record_crash(run: Run, seam: ErrorBoundary, error: BaseException, step: int | None) -> None:
+def record_crash(run: Run, error_boundary: ErrorBoundary, error: BaseException, step: int | None) -> None:
     """Record ``error`` as the end of ``run``, after ``step``, and finish the run as crashed.
 
-    Ray wraps errors of workers. The wrapped error is recorded, with the traceback of both. ``seam`` is the error
-    boundary that contains errors of the recording itself.
+    Ray wraps errors of workers. The wrapped error is recorded, with the traceback of both. ``error_boundary`` is the
+    error boundary that contains errors of the recording itself.
     """
-    inside = seam.attempt("cause of an error", getattr, error, "cause", None)
+    inside = error_boundary.attempt("cause of an error", getattr, error, "cause", None)
     cause = inside if isinstance(inside, BaseException) else error
     body = {**cause_of(error), "error": reason_of(cause), "type": type(cause).__name__}
-    seam.attempt("exception", run.event, "exception", step, **body)
-    seam.attempt("finish", run.finish, RunState.CRASHED, reason_of(cause), DEADLINE_S)
+    error_boundary.attempt("exception", run.event, "exception", step, **body)
+    error_boundary.attempt("finish", run.finish, RunState.CRASHED, reason_of(cause), DEADLINE_S)

@@ -35,12 +35,12 @@ all.
 class GradientDrop:
     """Hook that drops the gradients of optimizers at the beginning of a step, so that the step changes nothing.
 
-    ``seam`` is the error boundary around the hook, ``what`` names the hook in error messages. ``wanted`` receives an
-    optimizer at its step and returns True if its gradients are to be dropped.
+    ``error_boundary`` is the error boundary around the hook, ``what`` names the hook in error messages. ``wanted``
+    receives an optimizer at its step and returns True if its gradients are to be dropped.
     """
 
-    def __init__(self, seam: ErrorBoundary, what: str, wanted: Callable[[Optimizer], bool]) -> None:
-        self._seam = seam
+    def __init__(self, error_boundary: ErrorBoundary, what: str, wanted: Callable[[Optimizer], bool]) -> None:
+        self._error_boundary = error_boundary
         self._what = what
         self._wanted = wanted
         self._hooks: list[Any] = []
@@ -48,7 +48,7 @@ class GradientDrop:
     def begin(self, optimizers: Sequence[Optimizer]) -> None:
         """Install the hook on ``optimizers``, in place of hooks installed before."""
         self.end()
-        hook = self._seam.hook(self._what, lambda optimizer, *_: self._look(optimizer))
+        hook = self._error_boundary.hook(self._what, lambda optimizer, *_: self._look(optimizer))
         self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in optimizers]
 
     def end(self) -> None:
@@ -89,7 +89,7 @@ class Hold:
     ----------
     find
         Returns the current optimizers.
-    seam
+    error_boundary
         Error boundary around the hook that drops gradients.
     step
         Returns the number of the optimizer step that has ended.
@@ -102,14 +102,14 @@ class Hold:
     def __init__(
         self,
         find: Callable[[], Sequence[Any]],
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         step: Callable[[], int],
         latest: Callable[[], Mapping[str, float]],
     ) -> None:
         self._find = find
         self._step = step
         self._latest = latest
-        self._drop = GradientDrop(seam, "hold", lambda _optimizer: True)
+        self._drop = GradientDrop(error_boundary, "hold", lambda _optimizer: True)
         self._batches = 0
         self._boundary = 0
         self._seen = 0
@@ -177,9 +177,9 @@ class SkipStep:
 
     kind: str = SKIP_STEP
 
-    def __init__(self, find: Callable[[], Sequence[Any]], seam: ErrorBoundary) -> None:
+    def __init__(self, find: Callable[[], Sequence[Any]], error_boundary: ErrorBoundary) -> None:
         self._find = find
-        self._drop = GradientDrop(seam, "updates that are left out", self._wanted)
+        self._drop = GradientDrop(error_boundary, "updates that are left out", self._wanted)
         self._first: Optimizer | None = None
         self._now: dict[str, Skipping] = {}
         self.skipped = 0

@@ -122,9 +122,9 @@ class LowerLR:
 
     kind: str = "lower-lr"
 
-    def __init__(self, find: Callable[[], Paced], seam: ErrorBoundary | None = None) -> None:
+    def __init__(self, find: Callable[[], Paced], error_boundary: ErrorBoundary | None = None) -> None:
         self._find = find
-        self._seam = seam or ErrorBoundary()
+        self._error_boundary = error_boundary or ErrorBoundary()
         self._stepwise: list[StepScale] = []
 
     def check(self, command: Command) -> None:
@@ -193,7 +193,7 @@ class LowerLR:
             return
         for hook in self._stepwise:
             hook.remove()
-        self._stepwise = [StepScale(optimizer, self._seam, scheduled=paced.scheduled) for optimizer in inner]
+        self._stepwise = [StepScale(optimizer, self._error_boundary, scheduled=paced.scheduled) for optimizer in inner]
 
     def _rate(self, paced: Paced) -> float:
         """Return the first group's rate for the next step."""
@@ -204,15 +204,15 @@ class RaiseLR:
     """Handler of the command ``raise-lr`` with ``{"scale": s}``, 0 < s <= 10: multiply the schedule's learning rate by
     s.
 
-    It replaces the multiple that ``lower-lr`` set, by the same mechanism (``lower``). ``seam`` is the error boundary
-    that leads to the run's health, for the veto during a collapse.
+    It replaces the multiple that ``lower-lr`` set, by the same mechanism (``lower``). ``error_boundary`` is the error
+    boundary that leads to the run's health, for the veto during a collapse.
     """
 
     kind: str = "raise-lr"
 
-    def __init__(self, lower: LowerLR, seam: ErrorBoundary) -> None:
+    def __init__(self, lower: LowerLR, error_boundary: ErrorBoundary) -> None:
         self._lower = lower
-        self._seam = seam
+        self._error_boundary = error_boundary
 
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` if the learning rate cannot be changed, or during a collapse unless ``command`` is
@@ -220,7 +220,7 @@ class RaiseLR:
         """
         scale = COMMAND_KINDS[self.kind].read(command.args)["scale"]
         self._lower.check(replace(command, args={"scale": min(float(scale), 1.0)}))
-        run = self._seam.run
+        run = self._error_boundary.run
         veto = None if run is None else veto_raise_lr(run.health(), force=command.force)
         if veto is not None:
             raise RLWatchError(veto)
@@ -331,16 +331,18 @@ class StepScale:
     rate afterwards.
 
     Code that sets or reads the rate between steps sees no difference. If the rate cannot be scaled, the step uses the
-    loop's own rate, and ``seam`` (the error boundary) reports the error. ``scheduled`` is True if a scheduler sets the
-    rate.
+    loop's own rate, and ``error_boundary`` (the error boundary) reports the error. ``scheduled`` is True if a scheduler
+    sets the rate.
     """
 
-    def __init__(self, optimizer: Optimizer, seam: ErrorBoundary, *, scheduled: bool) -> None:
+    def __init__(self, optimizer: Optimizer, error_boundary: ErrorBoundary, *, scheduled: bool) -> None:
         self.optimizer = optimizer
         self._scheduled = scheduled
         self._set: list[tuple[dict[str, Any], Any]] = []
-        before = optimizer.register_step_pre_hook(seam.hook("learning rate", lambda *_: self._scale()))
-        after = optimizer.register_step_post_hook(seam.hook("learning rate of before", lambda *_: self._restore()))
+        before = optimizer.register_step_pre_hook(error_boundary.hook("learning rate", lambda *_: self._scale()))
+        after = optimizer.register_step_post_hook(
+            error_boundary.hook("learning rate of before", lambda *_: self._restore())
+        )
         self._hooks = (before, after)
 
     def remove(self) -> None:

@@ -201,21 +201,21 @@ class Localiser:
 
     def __init__(
         self,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         settings: Localise,
         *,
         decode: Decode | None = None,
         world: World | None = None,
         seconds: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.passes = RecordedPasses(seam)
+        self.passes = RecordedPasses(error_boundary)
         self.usual = UsualShares()
         self.rewards: Callable[[list[LossPass]], None] | None = None
         self.contexts: Callable[[], Sequence[Context]] | None = None
         self.autocast = ""
         self.missing = UNKEPT
         self.expects = False
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._settings = settings
         self._decode = decode
         self._world: World | None = world or Alone()
@@ -325,8 +325,8 @@ class Localiser:
         return Located(report)
 
     def _record(self, step: int, report: Localisation) -> None:
-        if self._seam.run is not None:
-            self._seam.run.event(LOCALISED, step, **event_body(report))
+        if self._error_boundary.run is not None:
+            self._error_boundary.run.event(LOCALISED, step, **event_body(report))
 
     def _read(self, spike: Spike, world: World) -> StepNumbers | None:
         """Read the norm, the loss scales of all ranks, and whether a coefficient is missing, with one wait.
@@ -362,15 +362,15 @@ class Localiser:
         """Check the budget of rank 0, because clocks differ between ranks. Refusals are counted."""
         allowed = world.rank == 0 and self.budget.may(self._took, non_finite=not math.isfinite(norm))
         agreed = _over(world, float(allowed)) != [0.0]
-        if not agreed and self._seam.run is not None:
-            self._seam.run.counters.add("localisations_refused")
+        if not agreed and self._error_boundary.run is not None:
+            self._error_boundary.run.counters.add("localisations_refused")
         return agreed
 
     def _localise(self, spike: Spike, read: StepNumbers, decision: TriggerDecision, world: World) -> Located:
         if spike.scale is not None:
             _unscale(self.passes, read.scale)
         if self.rewards is not None:
-            self._seam.attempt("rewards of a spike", self.rewards, self.passes.all)
+            self._error_boundary.attempt("rewards of a spike", self.rewards, self.passes.all)
         options = LocateOptions(culprits=self._settings.culprits)
         with whole_gradients(spike.model):
             located = locate(
@@ -384,8 +384,8 @@ class Localiser:
                 scales=read.scales,
                 history=self._history,
             )
-        record_located(LocatedStep(spike.step, located, self._settings, self._decode), world, self._seam.run)
-        self._seam.attempt("inputs of a spike", self._keep_inputs, spike, located, world)
+        record_located(LocatedStep(spike.step, located, self._settings, self._decode), world, self._error_boundary.run)
+        self._error_boundary.attempt("inputs of a spike", self._keep_inputs, spike, located, world)
         self._judge(spike, located)
         return located
 
@@ -413,8 +413,8 @@ class Localiser:
         decision = None if skip is None else skip.decide(located.report, spike.step)
         if decision is not None and decision.skip:
             self._culprit = spike.model
-            if self._seam.run is not None:
-                self._seam.run.event("step_skipped", spike.step, reason=decision.reason)
+            if self._error_boundary.run is not None:
+                self._error_boundary.run.event("step_skipped", spike.step, reason=decision.reason)
 
     def skip_culprit(self) -> None:
         """Drop the gradients, so that the optimizer step changes nothing, if :meth:`check` decided so.
@@ -567,22 +567,22 @@ TIMEOUT_S = 60.0
 OFF = "rlwatch does not localise gradient spikes over several ranks (training goes on): %s"
 
 
-def localiser_of(seam: ErrorBoundary, settings: Localise | None, decode: Decode | None) -> Localiser | None:
+def localiser_of(error_boundary: ErrorBoundary, settings: Localise | None, decode: Decode | None) -> Localiser | None:
     """Return a localiser that all ranks of the run share.
 
     The result is None if ``settings`` is None or the ranks cannot be connected. A failure is logged as a warning. Call
-    it on every rank at set-up. ``seam`` is the error boundary that leads to the run.
+    it on every rank at set-up. ``error_boundary`` is the error boundary that leads to the run.
     """
     if settings is None:
         return None
-    link = None if seam.run is None else seam.run.ranks
+    link = None if error_boundary.run is None else error_boundary.run.ranks
     linked = link is not None and link.settled(TIMEOUT_S)
     try:
         world = world_of(linked, otherwise="they are not all linked to rank 0")
     except RLWatchError as error:
         logger.warning(OFF, error)
         return None
-    return Localiser(seam, settings, decode=decode, world=world)
+    return Localiser(error_boundary, settings, decode=decode, world=world)
 
 
 def world_of(ready: bool, *, otherwise: str) -> World:

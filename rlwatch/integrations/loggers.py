@@ -65,7 +65,7 @@ class NemoLogger:
 
     def __init__(self, **arguments: Any) -> None:
         self.run: Run = init(**{"source": "nemo-rl", **arguments})
-        self._seam = ErrorBoundary(self.run)
+        self._error_boundary = ErrorBoundary(self.run)
 
     def log_metrics(
         self,
@@ -77,11 +77,11 @@ class NemoLogger:
     ) -> None:
         """Record the numbers of ``metrics``. Rows on an axis of their own (``step_metric``) are no steps: left out."""
         if step_metric is None or step_metric not in metrics:
-            self._seam.attempt(TAP, lambda: self.run.log(numbers_of(metrics, prefix or ""), step=int(step)))
+            self._error_boundary.attempt(TAP, lambda: self.run.log(numbers_of(metrics, prefix or ""), step=int(step)))
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Record the settings as an event."""
-        self._seam.attempt(TAP, lambda: self.run.event("config", 0, **numbers_of(params)))
+        self._error_boundary.attempt(TAP, lambda: self.run.event("config", 0, **numbers_of(params)))
 
     def log_histogram(self, histogram: Sequence[Any], step: int, name: str) -> None:
         """Histograms are not recorded."""
@@ -91,7 +91,7 @@ class NemoLogger:
 
     def finish(self) -> None:
         """End the run."""
-        self._seam.attempt("finish", self.run.finish)
+        self._error_boundary.attempt("finish", self.run.finish)
 
 
 class PrimeMonitor:
@@ -105,20 +105,20 @@ class PrimeMonitor:
     def __init__(self, config: Any = None, **arguments: Any) -> None:
         self.config = config
         self._arguments = arguments
-        self._seam = ErrorBoundary()
+        self._error_boundary = ErrorBoundary()
         self.run: Run | None = None
 
     def init(self, **_context: Any) -> None:
         """Begin the run."""
         self.run = init(**{"source": "prime-rl", **self._arguments})
         self.run_id = self.run.info.run_id
-        self._seam = ErrorBoundary(self.run)
+        self._error_boundary = ErrorBoundary(self.run)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record the numbers of one step."""
         run = self.run
         if run is not None:
-            self._seam.attempt(TAP, lambda: run.log(numbers_of(metrics), step=int(step)))
+            self._error_boundary.attempt(TAP, lambda: run.log(numbers_of(metrics), step=int(step)))
 
     def log_episodes(self, rollouts: Sequence[Any], step: int) -> None:
         """Episodes are not recorded."""
@@ -126,7 +126,7 @@ class PrimeMonitor:
     def finalize(self) -> None:
         """End the run."""
         if self.run is not None:
-            self._seam.attempt("finish", self.run.finish)
+            self._error_boundary.attempt("finish", self.run.finish)
 
 
 # slime calls a function by its path: --custom-rollout-log-function-path rlwatch.integrations.loggers.slime_rollouts
@@ -150,10 +150,10 @@ def slime_rollouts(
         if made is None:
             return False
         SLIME.append((made, ErrorBoundary(made)))
-    run, seam = SLIME[0]
+    run, error_boundary = SLIME[0]
     extra = numbers_of(rollout_extra_metrics or {}) | {"timing/rollout": float(rollout_time)}
-    measured = seam.attempt(TAP, samples_measured, samples) or {}
-    seam.attempt(TAP, lambda: run.log({**extra, **measured}, step=int(rollout_id)))
+    measured = error_boundary.attempt(TAP, samples_measured, samples) or {}
+    error_boundary.attempt(TAP, lambda: run.log({**extra, **measured}, step=int(rollout_id)))
     return False
 
 

@@ -77,7 +77,7 @@ class MLflowHooks:
     """
 
     def __init__(self, tee: Tee[MlflowMirror], client: type) -> None:
-        self.seam = tee.seam
+        self.error_boundary = tee.error_boundary
         self._tee = tee
         tee.patches.around(client, "log_metric", after=self._metric)
         tee.patches.around(client, "log_batch", after=self._batch)

@@ -116,27 +116,27 @@ class OneRank:
 
 
 class RunRanks:
-    """Ranks of the current run of an error boundary ``seam``. A trainer that trains again has a new run."""
+    """Ranks of the current run of an error boundary ``error_boundary``. A trainer that trains again has a new run."""
 
-    def __init__(self, seam: ErrorBoundary) -> None:
-        self._seam = seam
+    def __init__(self, error_boundary: ErrorBoundary) -> None:
+        self._error_boundary = error_boundary
 
     @property
     def rank(self) -> int:
         """Return the rank of this process, 0 without a run."""
-        return 0 if self._seam.run is None else self._seam.run.rank
+        return 0 if self._error_boundary.run is None else self._error_boundary.run.rank
 
     @property
     def world_size(self) -> int:
         """Return the number of ranks of the run, 1 without a run."""
-        return 1 if self._seam.run is None else self._seam.run.world_size
+        return 1 if self._error_boundary.run is None else self._error_boundary.run.world_size
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
         """Return True if all ranks meet at this boundary, by the link between them; see :meth:`Ranks.meets`.
 
         Without a link return ``wanted``, so that the command is answered.
         """
-        link = _link_of(self._seam.run)
+        link = _link_of(self._error_boundary.run)
         return wanted if link is None else link.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
@@ -144,7 +144,7 @@ class RunRanks:
 
         Without a link return ``commands``.
         """
-        link = _link_of(self._seam.run)
+        link = _link_of(self._error_boundary.run)
         return list(commands) if link is None else link.share(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
@@ -152,7 +152,7 @@ class RunRanks:
 
         Without a link return ``commands``.
         """
-        link = _link_of(self._seam.run)
+        link = _link_of(self._error_boundary.run)
         return list(commands) if link is None else link.order(commands)
 
     def agree(self, refusal: str | None) -> str | None:
@@ -160,20 +160,20 @@ class RunRanks:
 
         Several ranks without a link always refuse.
         """
-        link = _link_of(self._seam.run)
+        link = _link_of(self._error_boundary.run)
         if link is not None:
             return link.agree(refusal)
         return refusal if self.world_size == 1 else refusal or APART
 
     def over(self) -> None:
         """End the round of commands on the link between the ranks, if there is one."""
-        link = _link_of(self._seam.run)
+        link = _link_of(self._error_boundary.run)
         if link is not None:
             link.over()
 
     def leave(self) -> None:
         """Leave the boundary on the link between the ranks, if there is one."""
-        link = _link_of(self._seam.run)
+        link = _link_of(self._error_boundary.run)
         if link is not None:
             link.leave()
 

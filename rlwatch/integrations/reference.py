@@ -83,7 +83,7 @@ class ResetReference:
     find
         Returns the current policy, reference and optimizers. It is called for every command, because trainers wrap
         models late. May raise ``RLWatchError`` with the reason why this trainer's reference cannot be reset.
-    seam
+    error_boundary
         Error boundary that leads to the run and its health. While the run collapses, the reset is vetoed.
     done
         Called with the command and its report after a reset, for instance to keep the new reference in checkpoints.
@@ -94,11 +94,11 @@ class ResetReference:
     def __init__(
         self,
         find: Callable[[], Anchored],
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         done: Callable[[Command, Mapping[str, JSON]], None] | None = None,
     ) -> None:
         self._find = find
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._done = done
 
     def check(self, command: Command) -> None:
@@ -132,7 +132,7 @@ class ResetReference:
         return report
 
     def _refuse_if_collapsing(self, *, force: bool) -> None:
-        run = self._seam.run
+        run = self._error_boundary.run
         veto = None if run is None else veto_reset_reference(run.health(), force=force)
         if veto is not None:
             raise RLWatchError(veto)

@@ -332,11 +332,12 @@ class SideCopier:
     """Copier of tensors into host memory: on CUDA into pinned memory, on a stream of its own.
 
     Training continues meanwhile. Only the next optimizer step waits, on the device, until its old values are copied.
-    Buffers that :meth:`give_back` returns are reused. ``seam`` is the error boundary around the hook on the optimizer.
+    Buffers that :meth:`give_back` returns are reused. ``error_boundary`` is the error boundary around the hook on the
+    optimizer.
     """
 
-    def __init__(self, seam: ErrorBoundary | None = None) -> None:
-        self._seam = seam or ErrorBoundary()
+    def __init__(self, error_boundary: ErrorBoundary | None = None) -> None:
+        self._error_boundary = error_boundary or ErrorBoundary()
         self._spare: list[dict[str, Tensor]] = []
         self._streams: dict[torch.device, Any] = {}
         self._hooked: list[Optimizer] = []
@@ -394,7 +395,9 @@ class SideCopier:
     def _watch(self, optimizers: Sequence[Optimizer]) -> None:
         for optimizer in optimizers:
             if optimizer not in self._hooked:
-                optimizer.register_step_pre_hook(self._seam.hook("snapshot", lambda *_: self._open.hold_back()))
+                optimizer.register_step_pre_hook(
+                    self._error_boundary.hook("snapshot", lambda *_: self._open.hold_back())
+                )
                 self._hooked.append(optimizer)
 
 

@@ -240,7 +240,7 @@ class SnapshotKeeper:
         The user's settings.
     find
         Returns the trainer's current objects to copy. May raise ``RLWatchError``.
-    seam
+    error_boundary
         Error boundary that leads to the run, its health and its events.
     available
         Returns the bytes of memory that are still free.
@@ -254,7 +254,7 @@ class SnapshotKeeper:
         self,
         settings: Snapshots,
         find: Callable[[], Holdings],
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         *,
         available: Callable[[], float] = free_bytes,
         seconds: Callable[[], float] = time.perf_counter,
@@ -265,10 +265,10 @@ class SnapshotKeeper:
         self.taken: list[Snapshot] = []
         """The kept snapshots, ordered by step."""
         self._find = find
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._available = available
         self._seconds = seconds
-        self._copier = SideCopier(seam)
+        self._copier = SideCopier(error_boundary)
         self._budget: float | None = None
         self._last: tuple[int, float] | None = None
         self._cost_s = 0.0
@@ -373,17 +373,17 @@ class SnapshotKeeper:
         return sum(tensor.nbytes for tensor in tensors_of(self._find()).values())
 
     def _run_and_rank(self) -> tuple[str, int]:
-        run = self._seam.run
+        run = self._error_boundary.run
         return ("", 0) if run is None else (run.info.run_id, run.rank)
 
     @property
     def _together(self) -> bool:
-        run = self._seam.run
+        run = self._error_boundary.run
         return run is not None and run.world_size > 1
 
     @property
     def _records(self) -> bool:
-        run = self._seam.run
+        run = self._error_boundary.run
         return run is not None and run.rank == 0
 
     def find(self, to: str) -> Snapshot:
@@ -457,7 +457,7 @@ class SnapshotKeeper:
     # Taking one.
 
     def _due(self, step: int) -> bool:
-        run = self._seam.run
+        run = self._error_boundary.run
         if run is None or not run.measures:
             return False
         if self._last is None:
@@ -497,10 +497,10 @@ class SnapshotKeeper:
             self._tell(step, needed)
 
     def _tell(self, step: int, needed: int) -> None:
-        if self._seam.run is not None:
+        if self._error_boundary.run is not None:
             settings = self.settings
             body = {"every": settings.every, "keep": settings.keep, "where": str(settings.where or "")}
-            self._seam.run.event(SNAPSHOTS, step, bytes=needed, **body)
+            self._error_boundary.run.event(SNAPSHOTS, step, bytes=needed, **body)
 
     def _room(self, needed: int, step: int) -> SnapshotsToRemove | None:
         """Return how to free ``needed`` bytes after ``step``; None, with one log line, if that is impossible."""
@@ -550,12 +550,12 @@ class SnapshotKeeper:
             return
         self._release(snapshot)
         if snapshot.file is not None:
-            self._seam.attempt("snapshot", snapshot.file.remove)
+            self._error_boundary.attempt("snapshot", snapshot.file.remove)
 
     # Judging snapshots, and writing the good ones to disk.
 
     def _judge(self) -> None:
-        run = self._seam.run
+        run = self._error_boundary.run
         if run is None:
             return
         health = run.health()
@@ -576,7 +576,7 @@ class SnapshotKeeper:
         path = where / run_id / f"snapshot-{snapshot.step}-rank{rank}.pt"
         snapshot.writing = True
         threading.Thread(
-            target=self._seam.guard_background,
+            target=self._error_boundary.guard_background,
             args=("snapshot on disk", self._written, snapshot, kept, path),
             name="rlwatch-snapshot",
             daemon=True,
@@ -635,12 +635,14 @@ class TakeTogether:
         self._keeper.settled(SnapshotPlan.of(command.args), refusal)
 
 
-def keeper_of(settings: Snapshots | None, find: Callable[[], Holdings], seam: ErrorBoundary) -> SnapshotKeeper | None:
+def keeper_of(
+    settings: Snapshots | None, find: Callable[[], Holdings], error_boundary: ErrorBoundary
+) -> SnapshotKeeper | None:
     """Return the snapshot keeper of a run, or None if ``settings`` is None (snapshots are off).
 
-    ``find`` returns the trainer's objects to copy, ``seam`` is the run's error boundary.
+    ``find`` returns the trainer's objects to copy, ``error_boundary`` is the run's error boundary.
     """
-    return None if settings is None else SnapshotKeeper(settings, find, seam)
+    return None if settings is None else SnapshotKeeper(settings, find, error_boundary)
 
 
 def checked(settings: Snapshots | None, find: Callable[[], Holdings]) -> None:

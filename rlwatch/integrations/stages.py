@@ -37,36 +37,36 @@ def clock_of(run: Run | None) -> StageClock | None:
     return clock if isinstance(clock, StageClock) else None
 
 
-def tap_stages(trainer: Any, seam: ErrorBoundary) -> None:
+def tap_stages(trainer: Any, error_boundary: ErrorBoundary) -> None:
     """Wrap the methods of ``trainer`` and of its vLLM client that are stages of a step, so that their calls are timed.
 
-    ``seam`` is the error boundary that leads to the run and its clock.
+    ``error_boundary`` is the error boundary that leads to the run and its clock.
     """
-    tap_methods(trainer, METHODS, seam, WITHIN)
-    tap_methods(getattr(trainer, "vllm_generation", None), VLLM, seam)
+    tap_methods(trainer, METHODS, error_boundary, WITHIN)
+    tap_methods(getattr(trainer, "vllm_generation", None), VLLM, error_boundary)
 
 
 _NOWHERE: Mapping[str, str] = {}
 
 
 def tap_methods(
-    owner: object, methods: Mapping[str, str], seam: ErrorBoundary, within: Mapping[str, str] = _NOWHERE
+    owner: object, methods: Mapping[str, str], error_boundary: ErrorBoundary, within: Mapping[str, str] = _NOWHERE
 ) -> None:
     """Wrap methods of ``owner``, so that the time of their calls counts in a stage. Missing methods are skipped.
 
     ``methods`` maps the name of a method to a stage. ``within`` maps a stage to the only enclosing stage in which it
-    counts. ``seam`` is the error boundary that leads to the run and its clock.
+    counts. ``error_boundary`` is the error boundary that leads to the run and its clock.
     """
     for method, stage in methods.items():
         if callable(getattr(owner, method, None)):
-            _tap(owner, method, stage, seam, within.get(stage))
+            _tap(owner, method, stage, error_boundary, within.get(stage))
 
 
-def _tap(owner: object, method: str, stage: str, seam: ErrorBoundary, within: str | None) -> None:
+def _tap(owner: object, method: str, stage: str, error_boundary: ErrorBoundary, within: str | None) -> None:
     original = getattr(owner, method)
 
     def tapped(*args: Any, **kwargs: Any) -> Any:
-        clock = clock_of(seam.run)
+        clock = clock_of(error_boundary.run)
         if clock is None or (within is not None and not clock.within(within)):
             return original(*args, **kwargs)
         with clock.stage(stage):
@@ -80,21 +80,21 @@ class StepStages:
     evaluations.
     """
 
-    def __init__(self, seam: ErrorBoundary) -> None:
-        self._seam = seam
+    def __init__(self, error_boundary: ErrorBoundary) -> None:
+        self._error_boundary = error_boundary
         self._open: Opened | None = None
         self._steps = 0
 
     def begin(self, stage: str) -> None:
         """Start the timing of ``stage``. If another stage is still open, it ends first."""
-        clock = clock_of(self._seam.run)
+        clock = clock_of(self._error_boundary.run)
         if clock is not None:
             clock.leave(self._open)
             self._open = clock.enter(stage)
 
     def end(self) -> None:
         """End the timing of the stage that :meth:`begin` started; does nothing if none is open."""
-        clock, opened = clock_of(self._seam.run), self._open
+        clock, opened = clock_of(self._error_boundary.run), self._open
         self._open = None
         if clock is not None:
             clock.leave(opened)
@@ -104,13 +104,13 @@ class StepStages:
 
         Nothing happens while a stage is open.
         """
-        clock = clock_of(self._seam.run)
+        clock = clock_of(self._error_boundary.run)
         if clock is not None and not clock.tapped and self._open is None:
             self.begin("evaluation")
 
     def step_ended(self, step: int) -> None:
         """Count ``step`` as ended, so that seconds can be divided by the number of steps."""
-        clock = clock_of(self._seam.run)
+        clock = clock_of(self._error_boundary.run)
         if clock is not None:
             self._steps += 1
             clock.ended(step)

@@ -445,19 +445,19 @@ SLOW = "statistics take longer than training steps; a step goes without them"
 class StepThread:
     """Background thread that computes and records steps in order, and counts the steps that it drops.
 
-    ``seam`` is the error boundary that leads to the run, ``name`` the prefix of the thread's name.
+    ``error_boundary`` is the error boundary that leads to the run, ``name`` the prefix of the thread's name.
     """
 
-    def __init__(self, seam: ErrorBoundary, name: str) -> None:
+    def __init__(self, error_boundary: ErrorBoundary, name: str) -> None:
         self.pending: list[Future[object]] = []
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._errors: dict[str, int] = {}
 
     def room(self) -> bool:
         """Return True if one more step may be submitted. If too many wait, count a dropped step and return False."""
         self.pending = [future for future in self.pending if not future.done()]
-        run = self._seam.run
+        run = self._error_boundary.run
         if run is None or not run.active:
             return False
         if len(self.pending) < WAITING:
@@ -480,8 +480,10 @@ class StepThread:
         """
         self._thread.shutdown(wait=False)
         late = wait(self.pending, deadline_s).not_done
-        if late and self._seam.run is not None:
-            self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
+        if late and self._error_boundary.run is not None:
+            self._error_boundary.run.counters.warn(
+                "dropped", "the statistics of the last steps took too long", len(late)
+            )
 
     def count_errors(self, process: str, total: int) -> None:
         """Add the contained errors of another ``process``, which has no run, to the run's count.
@@ -490,8 +492,8 @@ class StepThread:
         """
         new = total - self._errors.get(process, 0)
         self._errors[process] = total
-        if new > 0 and self._seam.run is not None:
-            self._seam.run.counters.warn("errors", f"the taps of {process} failed; see its log", new)
+        if new > 0 and self._error_boundary.run is not None:
+            self._error_boundary.run.counters.warn("errors", f"the taps of {process} failed; see its log", new)
 
 
 @dataclass(frozen=True, slots=True)

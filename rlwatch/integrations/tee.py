@@ -65,8 +65,8 @@ class Tee(Generic[M]):
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any], run: Run | None = None) -> None:
-        self.seam = ErrorBoundary(run)
-        self.patches = Patches(self.seam)
+        self.error_boundary = ErrorBoundary(run)
+        self.patches = Patches(self.error_boundary)
         self.runs: list[Run] = [] if run is None else [run]
         self._name = name
         self._settings = settings
@@ -114,9 +114,9 @@ class Tee(Generic[M]):
         mirror = self._mirrors.pop(key, None)
         if mirror is None:
             return None
-        self.seam.attempt("held rows", mirror.flush)
+        self.error_boundary.attempt("held rows", mirror.flush)
         if self._given is None:
-            self.seam.attempt("finish", mirror.run.finish, state, reason)
+            self.error_boundary.attempt("finish", mirror.run.finish, state, reason)
         return mirror
 
     def _open(self, key: str, make: Callable[[Run], M], describe: Describe) -> M | None:
@@ -127,7 +127,7 @@ class Tee(Generic[M]):
             if self._given is None:
                 self.runs.append(run)
                 self._ids[key] = run.info.run_id
-            self.seam.run = run
+            self.error_boundary.run = run
             atexit.register(self._flush)  # registered after the run's own handler, so that it runs before it
             return mirror
         return None
@@ -154,7 +154,7 @@ class Tee(Generic[M]):
     def _flush(self) -> None:
         for mirror in list(self._mirrors.values()):
             if mirror is not None:
-                self.seam.attempt("held rows", mirror.flush)
+                self.error_boundary.attempt("held rows", mirror.flush)
 
     def __enter__(self) -> Self:
         return self
@@ -205,13 +205,13 @@ result of ``before``.
 class Patches:
     """Functions of another library that are replaced by wrappers.
 
-    A wrapper calls the function once, and a hook before or after. Errors of a hook are contained by ``seam``, the error
-    boundary. Errors of the function propagate unchanged. ``on`` is False once the functions were restored.
+    A wrapper calls the function once, and a hook before or after. Errors of a hook are contained by ``error_boundary``,
+    the error boundary. Errors of the function propagate unchanged. ``on`` is False once the functions were restored.
     """
 
-    def __init__(self, seam: ErrorBoundary | None = None) -> None:
+    def __init__(self, error_boundary: ErrorBoundary | None = None) -> None:
         self.on = True
-        self._seam = seam or ErrorBoundary()
+        self._error_boundary = error_boundary or ErrorBoundary()
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def around(self, owner: Any, name: str, *, before: Look | None = None, after: Look | None = None) -> None:
@@ -226,10 +226,10 @@ class Patches:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not self.on:
                 return original(*args, **kwargs)
-            seen = None if before is None else self._seam.attempt(name, before, *args, **kwargs)
+            seen = None if before is None else self._error_boundary.attempt(name, before, *args, **kwargs)
             result = original(*args, **kwargs)
             if after is not None:
-                self._seam.attempt(name, after, seen, *args, **kwargs)
+                self._error_boundary.attempt(name, after, seen, *args, **kwargs)
             return result
 
         self.replace(owner, name, watched)
@@ -242,7 +242,7 @@ class Patches:
         def watched(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if self.on:
-                self._seam.attempt(name, see, result)
+                self._error_boundary.attempt(name, see, result)
             return result
 
         self.replace(owner, name, watched)

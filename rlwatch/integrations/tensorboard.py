@@ -88,7 +88,7 @@ class TensorBoardHooks:
     """
 
     def __init__(self, tee: Tee[TensorBoardMirror], writers: Iterable[type], *, send_back: bool = False) -> None:
-        self.seam = tee.seam
+        self.error_boundary = tee.error_boundary
         self._tee = tee
         self._send_back = send_back
         self._originals: dict[type, Callable[..., Any]] = {}

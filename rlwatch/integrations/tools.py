@@ -57,11 +57,11 @@ class ToolTally:
 class ToolMeter:
     """Measures the tools of one loop, which may run in any thread or as coroutines.
 
-    ``seam`` keeps what goes wrong here away from the tool and from the training.
+    ``error_boundary`` keeps what goes wrong here away from the tool and from the training.
     """
 
-    def __init__(self, seam: ErrorBoundary) -> None:
-        self._seam = seam
+    def __init__(self, error_boundary: ErrorBoundary) -> None:
+        self._error_boundary = error_boundary
         self._lock = Lock()
         self._tallies: dict[str, ToolTally] = {}
 
@@ -76,7 +76,7 @@ class ToolMeter:
                 begun = time.perf_counter()
                 with Reported(functools.partial(self._raised, name, begun)):
                     result = await cast("Any", tool)(*args, **kwargs)
-                self._seam.attempt(TAP, self._returned, name, begun, result, failed)
+                self._error_boundary.attempt(TAP, self._returned, name, begun, result, failed)
                 return result
 
             return cast("Callable[P, T]", functools.update_wrapper(metered_async, tool))
@@ -85,7 +85,7 @@ class ToolMeter:
             begun = time.perf_counter()
             with Reported(functools.partial(self._raised, name, begun)):
                 result = tool(*args, **kwargs)
-            self._seam.attempt(TAP, self._returned, name, begun, result, failed)
+            self._error_boundary.attempt(TAP, self._returned, name, begun, result, failed)
             return result
 
         return functools.update_wrapper(metered, tool)
@@ -99,7 +99,7 @@ class ToolMeter:
     def _raised(self, name: str, begun: float, error: BaseException) -> None:
         if isinstance(error, Exception):
             count = functools.partial(self._count, name, begun, type(error).__name__, timeout=is_timeout(error))
-            self._seam.attempt(TAP, count)
+            self._error_boundary.attempt(TAP, count)
 
     def _returned(self, name: str, begun: float, result: Any, failed: Callable[[Any], bool] | None) -> None:
         wrong = failed is not None and bool(failed(result))

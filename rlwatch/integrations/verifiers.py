@@ -216,11 +216,12 @@ class _Marks:
 class VerifierMeter:
     """Meter of the reward functions of one trainer or loop. Functions may run in any thread.
 
-    ``seam`` is the error boundary: errors of the meter itself never reach the reward function or the training.
+    ``error_boundary`` is the error boundary: errors of the meter itself never reach the reward function or the
+    training.
     """
 
-    def __init__(self, seam: ErrorBoundary) -> None:
-        self._seam = seam
+    def __init__(self, error_boundary: ErrorBoundary) -> None:
+        self._error_boundary = error_boundary
         self._lock = Lock()
         self._tallies: dict[str, VerifierTally] = {}
         self._marks: dict[str, _Marks] = {}
@@ -240,7 +241,7 @@ class VerifierMeter:
                         result = await cast("Any", function)(*args, **kwargs)
                 finally:
                     _CALL.reset(token)
-                self._seam.attempt(TAP, self._returned, name, call, outer, result)
+                self._error_boundary.attempt(TAP, self._returned, name, call, outer, result)
                 return result
 
             return cast("Callable[P, T]", functools.update_wrapper(metered_async, function))
@@ -253,7 +254,7 @@ class VerifierMeter:
                     result = function(*args, **kwargs)
             finally:
                 _CALL.reset(token)
-            self._seam.attempt(TAP, self._returned, name, call, outer, result)
+            self._error_boundary.attempt(TAP, self._returned, name, call, outer, result)
             return result
 
         return functools.update_wrapper(metered, function)
@@ -266,7 +267,7 @@ class VerifierMeter:
 
     def _raised(self, name: str, call: VerifierCall, outer: VerifierCall | None, error: BaseException) -> None:
         if isinstance(error, Exception):
-            self._seam.attempt(TAP, self._count_raised, name, call, outer, error)
+            self._error_boundary.attempt(TAP, self._count_raised, name, call, outer, error)
 
     def _count_raised(self, name: str, call: VerifierCall, outer: VerifierCall | None, error: Exception) -> None:
         if outer is not None:

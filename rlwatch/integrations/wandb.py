@@ -101,7 +101,7 @@ class WandbHooks:
     """
 
     def __init__(self, tee: Tee[WandbMirror], wandb: Any, *, step_metric: str | None, send_back: bool) -> None:
-        self.seam = tee.seam
+        self.error_boundary = tee.error_boundary
         self._tee = tee
         self._step_metric = step_metric
         self._send_back = send_back

@@ -52,7 +52,7 @@ class SyncComparison:
         return weight_stats(trainer_weights(unwrapped(model), merged=merged), held, self._turn)
 
     def sent(
-        self, model: nn.Module, pairs: Iterable[Any], seam: ErrorBoundary, add: Callable[[Stats], None]
+        self, model: nn.Module, pairs: Iterable[Any], error_boundary: ErrorBoundary, add: Callable[[Stats], None]
     ) -> Iterator[Any]:
         """Yield ``pairs`` of name and tensor unchanged, while a sync sends them to an engine that cannot be read.
 
@@ -65,11 +65,11 @@ class SyncComparison:
             if stream is None:
                 self._turn += 1
                 stream = _SentWeights(self._turn)
-                seam.attempt(TAP, stream.begin, model)
-            seam.attempt(TAP, stream.look, pair)
+                error_boundary.attempt(TAP, stream.begin, model)
+            error_boundary.attempt(TAP, stream.look, pair)
             yield pair
         if stream is not None:
-            seam.attempt(TAP, lambda: add(stream.stats()))
+            error_boundary.attempt(TAP, lambda: add(stream.stats()))
 
     def changed(self, step: int, metrics: Mapping[str, float]) -> dict[str, JSON] | None:
         """Return the body of an event if the weights compared at ``step`` are equal and were not before, or the

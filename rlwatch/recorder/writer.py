@@ -412,7 +412,7 @@ class Writer:
         return True
 
     def _loop(self) -> None:
-        while not sheltered(self._turn, self._not_recorded):  # the thread seam: see the module's third point
+        while not sheltered(self._turn, self._not_recorded):  # the thread error boundary: see the module's third point
             pass
         for sink in self._sinks:
             self._guard(sink.close)

@@ -187,7 +187,7 @@ def test_when_the_first_word_is_given_up_the_last_is_still_said(store: Store, cl
 def test_a_notifier_that_raises_is_retried_counted_and_logged_once_without_its_words(
     store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ):
-    """The seam: its message could hold an address."""
+    """The error boundary: its message could hold an address."""
     put(store, message("m1", at=NOW), message("m2", at=NOW, alert="a2"))
     deliver, _ = deliverer(store, clock, ValueError("https://hush"))
 

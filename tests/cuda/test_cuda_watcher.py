@@ -32,7 +32,7 @@ def watched(policy, optimizer, reference, **kwargs):
 
 
 class Impatient(rlwatch.Watcher):
-    """Fails where one of its looks makes the CPU wait for the device; the seam counts it."""
+    """Fails where one of its looks makes the CPU wait for the device; the error boundary counts it."""
 
 
 def impatient(name):

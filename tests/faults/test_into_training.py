@@ -867,7 +867,7 @@ def test_a_gradient_hook_that_fails_once_is_not_blamed_on_the_wrong_tokens(tmp_p
 
 def test_a_learning_rate_that_cannot_be_lowered_is_the_loops_own(monkeypatch, unwatched):
     """All groups are scaled or none, and the step is taken."""
-    seam = ErrorBoundary()
+    error_boundary = ErrorBoundary()
 
     class Unscalable:
         def __rmul__(self, rate):
@@ -878,10 +878,10 @@ def test_a_learning_rate_that_cannot_be_lowered_is_the_loops_own(monkeypatch, un
 
     def prepare(optimizer, _):
         optimizer.param_groups[0][SCALE] = Unscalable()
-        StepScale(optimizer, seam, scheduled=False)
+        StepScale(optimizer, error_boundary, scheduled=False)
 
     assert same(train(prepare=prepare)[0], unwatched)
-    assert seam.errors == LIMIT
+    assert error_boundary.errors == LIMIT
 
 
 @pytest.mark.parametrize("place", ["norms", "gradients"])
@@ -897,7 +897,7 @@ def test_layer_clipping_that_fails_leaves_the_global_clip(monkeypatch, unwatched
     left, _ = train(make_clip=broken)
 
     assert same(left, unwatched)
-    assert made[0].seam.errors == LIMIT
+    assert made[0].error_boundary.errors == LIMIT
 
 
 def test_a_rule_of_clipping_that_raises_leaves_the_global_clip(unwatched):
@@ -1063,7 +1063,7 @@ def wrapped_by_the_end_of_training(work, tmp_path):
 
     run = rlwatch.init(store=tmp_path, sigterm=False)
     trainer = SimpleNamespace(train=work)  # without a state: looking for the step fails, too
-    report_crashes(trainer, SimpleNamespace(run=run, seam=ErrorBoundary(run)), None)
+    report_crashes(trainer, SimpleNamespace(run=run, error_boundary=ErrorBoundary(run)), None)
     return trainer.train
 
 
@@ -1183,27 +1183,27 @@ def test_a_listener_that_fails_ends_neither_the_others_nor_the_judging(tmp_path)
 
 
 def test_a_tokenizer_that_wants_to_exit_ends_no_training():
-    """What is raised on the thread of the text comes back as an error, which ends at the seam."""
+    """What is raised on the thread of the text comes back as an error, which ends at the error boundary."""
 
     class Exiting:
         def decode(self, ids):
             raise SystemExit(3)
 
-    probe, seam = TextProbe(Exiting(), seconds=0.0), ErrorBoundary()
+    probe, error_boundary = TextProbe(Exiting(), seconds=0.0), ErrorBoundary()
     assert probe.offer([Sample(ids=[1, 2])])
 
-    assert seam.attempt("text", lambda: probe.take(wait=True)) is None
-    assert seam.errors == 1
+    assert error_boundary.attempt("text", lambda: probe.take(wait=True)) is None
+    assert error_boundary.errors == 1
     probe.close()
 
 
 def test_an_exit_in_the_statistics_of_verl_is_counted():
     """The step is lost; the next one is computed."""
-    seam = ErrorBoundary()
+    error_boundary = ErrorBoundary()
 
-    assert seam.guard_background("statistics", explode, SystemExit(3)) is None
-    assert seam.guard_background("statistics", int, "3") == 3
-    assert seam.errors == 1
+    assert error_boundary.guard_background("statistics", explode, SystemExit(3)) is None
+    assert error_boundary.guard_background("statistics", int, "3") == 3
+    assert error_boundary.errors == 1
 
 
 def test_the_mailbox_asks_again_after_a_store_that_failed(tmp_path):
@@ -1248,7 +1248,7 @@ OURS_ALONE = {
 
 
 def test_every_hook_we_register_is_guarded():
-    """By the seam, in the very call that registers it."""
+    """By the error boundary, in the very call that registers it."""
     root = Path(rlwatch.__file__).parent
     found, bare_ones = 0, []
     for path in root.rglob("*.py"):

@@ -292,7 +292,7 @@ def test_all_ranks_vote_also_on_what_none_can_do():
 
 
 def test_without_a_run_nothing_happens():
-    """A seam whose run was never made."""
+    """An error boundary whose run was never made."""
     handler = Handler()
     Controller(ErrorBoundary(None), [handler]).obey(1)
     assert handler.calls == []

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 import rlwatch
-from rlwatch import error_boundary as seam
+from rlwatch import error_boundary
 from rlwatch.integrations.learning_rate import SCALE, StepScale
 from rlwatch.integrations.transformers import RLWatchCallback, watch
 from rlwatch.store.url import open_store
@@ -63,7 +63,7 @@ def test_that_copies_record_nothing_is_said_once_of_each_kind(caplog):
     """With what to do."""
     with caplog.at_level(logging.WARNING, "rlwatch"):
         for _ in range(3):
-            seam.copied("thing of this test", "make another")
+            error_boundary.copied("thing of this test", "make another")
 
     assert [r.getMessage() for r in caplog.records] == [
         "a copy of a thing of this test records nothing, here and in other processes; make another"
@@ -141,7 +141,7 @@ def test_a_hook_of_ours_on_a_copied_model_or_optimizer_looks_at_nothing(copied):
     """What hooks saw would go into a run that is another's."""
     seen = []
     model = nn.Linear(1, 1)
-    model.register_forward_hook(seam.ErrorBoundary().hook("outputs", lambda *_: seen.append(1)))
+    model.register_forward_hook(error_boundary.ErrorBoundary().hook("outputs", lambda *_: seen.append(1)))
     twin = copied(model)
     twin(torch.ones(1, 1))
     assert seen == []
@@ -153,7 +153,7 @@ def test_a_copied_optimizer_whose_rates_are_scaled_steps():
     """By its own rates."""
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    rates = StepScale(optimizer, seam.ErrorBoundary(), scheduled=False)
+    rates = StepScale(optimizer, error_boundary.ErrorBoundary(), scheduled=False)
     optimizer.param_groups[0][SCALE] = 0.5
     twin = copy.deepcopy(optimizer)
     (own,) = twin.param_groups[0]["params"]

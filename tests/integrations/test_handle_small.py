@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 COLLAPSE = Finding("entropy", "entropy_collapse", Severity.CRITICAL, step=9, onset_step=7, message="entropy fell")
 
 
-def seam(*findings):
+def error_boundary(*findings):
     return ErrorBoundary(SimpleNamespace(health=lambda: RunHealth(findings)))
 
 
@@ -28,7 +28,7 @@ def command(kind, force=False, **args):
 
 def kl_handler(*findings):
     box = {"beta": 0.1}
-    return SetKLCoef(lambda: box["beta"], lambda value: box.update(beta=value), seam(*findings)), box
+    return SetKLCoef(lambda: box["beta"], lambda value: box.update(beta=value), error_boundary(*findings)), box
 
 
 def test_the_kl_coefficient_becomes_the_value():
@@ -64,7 +64,7 @@ def test_the_reason_why_there_is_no_coefficient_is_the_refusal():
         raise RLWatchError("beta was 0")
 
     with pytest.raises(RLWatchError, match="beta was 0"):
-        SetKLCoef(read, lambda value: None, seam()).check(command("set-kl-coef", value=1))
+        SetKLCoef(read, lambda value: None, error_boundary()).check(command("set-kl-coef", value=1))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_reason_why_there_is_no_coefficient_is_the_refusal():
 )
 def test_a_checkpoint_is_saved_unless_it_would_delete_a_good_one(kept, findings, refused):
     """Only in a collapse, and only where checkpoints are rotated."""
-    handler = SaveCheckpoint(lambda: "saved in /tmp/x", lambda: kept, seam(*findings))
+    handler = SaveCheckpoint(lambda: "saved in /tmp/x", lambda: kept, error_boundary(*findings))
     if refused:
         with pytest.raises(RLWatchError, match="only 3 checkpoints are kept"):
             handler.check(command("save-checkpoint"))
@@ -126,7 +126,7 @@ def test_a_trainers_loop_raises_the_trainers_own_flags():
 def test_a_trainers_loop_offers_what_the_callback_interface_allows():
     """Three commands; a scheduler that is not there is not one."""
     loop, _ = looked()
-    kinds = [handler.kind for handler in loop.handlers(seam(), dict)]
+    kinds = [handler.kind for handler in loop.handlers(error_boundary(), dict)]
     assert kinds == ["save-checkpoint", "lower-lr", "raise-lr", "hold", "skip-step", "stop"]
     assert not loop.paced().scheduled
     assert loop.kept() is None

@@ -185,7 +185,7 @@ def test_a_failing_tap_is_counted_and_training_goes_on(monkeypatch, caplog):
     status = trainer.ppo_train(0.1)
 
     assert status["policy_loss"] == plain["policy_loss"]
-    assert taps.seam.errors == 2
+    assert taps.error_boundary.errors == 2
 
 
 class Mesh:

@@ -1,4 +1,4 @@
-"""The seam to a training loop: what fails of ours ends there, is counted, and is said once."""
+"""The error boundary to a training loop: what fails of ours ends there, is counted, and is said once."""
 
 from __future__ import annotations
 
@@ -66,48 +66,48 @@ def test_work_that_does_not_fail_is_left_alone() -> None:
 @given(st.lists(st.booleans(), max_size=30))
 def test_a_tap_is_switched_off_after_its_third_failure(outcomes: list[bool]) -> None:
     """Failures are counted one by one, however many successes lie between them; then nothing of it is called."""
-    seam, counters = seam_of_a_run()
+    error_boundary, counters = seam_of_a_run()
     called, answers = [], []
 
     def work(good: bool) -> str:
         called.append(good)
         return "fine" if good else failing(ValueError("no"))
 
-    answers = [seam.attempt("tap", work, good) for good in outcomes]
+    answers = [error_boundary.attempt("tap", work, good) for good in outcomes]
     expected, failures = [], 0
     for good in outcomes:
         expected.append("fine" if good and failures < LIMIT else None)
         failures += not good and failures < LIMIT
 
     assert answers == expected
-    assert seam.errors == counters["errors"] == failures == called.count(False)
-    assert seam.works("tap") == (failures < LIMIT)
+    assert error_boundary.errors == counters["errors"] == failures == called.count(False)
+    assert error_boundary.works("tap") == (failures < LIMIT)
 
 
 def test_taps_fail_on_their_own(caplog: pytest.LogCaptureFixture) -> None:
     """Each is warned of at its first failure and when it is switched off, and never otherwise."""
-    seam, counters = seam_of_a_run()
+    error_boundary, counters = seam_of_a_run()
     with caplog.at_level(logging.WARNING, "rlwatch"):
         for _ in range(LIMIT + 4):
-            seam.attempt("entropy", failing, ValueError("of entropy"))
-        seam.attempt("kl", failing, KeyError("of kl"))
+            error_boundary.attempt("entropy", failing, ValueError("of entropy"))
+        error_boundary.attempt("kl", failing, KeyError("of kl"))
 
     assert [record.getMessage() for record in caplog.records] == [
         "rlwatch could not read entropy (training goes on): ValueError: of entropy",
         "rlwatch switched its tap of entropy off after 3 errors",
         "rlwatch could not read kl (training goes on): KeyError: 'of kl'",
     ]
-    assert (seam.works("entropy"), seam.works("kl")) == (False, True)
+    assert (error_boundary.works("entropy"), error_boundary.works("kl")) == (False, True)
     assert counters["errors"] == LIMIT + 1
 
 
 def test_a_seam_without_a_run_counts_for_itself() -> None:
     """So a process that only measures can say how often it failed."""
-    seam = ErrorBoundary()
+    error_boundary = ErrorBoundary()
     for tap in ("a", "b", "b"):
-        assert seam.attempt(tap, failing, OSError("gone")) is None
+        assert error_boundary.attempt(tap, failing, OSError("gone")) is None
 
-    assert seam.errors == 3
+    assert error_boundary.errors == 3
 
 
 def test_a_guarded_method_returns_none_where_it_would_raise() -> None:
@@ -115,7 +115,7 @@ def test_a_guarded_method_returns_none_where_it_would_raise() -> None:
 
     class Watcher:
         def __init__(self) -> None:
-            self.seam = ErrorBoundary()
+            self.error_boundary = ErrorBoundary()
 
         @guarded
         def ratio(self, a: int, *, b: int) -> float:
@@ -128,7 +128,7 @@ def test_a_guarded_method_returns_none_where_it_would_raise() -> None:
 
     assert watcher.ratio(6, b=4) == 1.5
     assert watcher.ratio(6, b=0) is None
-    assert watcher.seam.errors == 1
+    assert watcher.error_boundary.errors == 1
     assert Watcher.ratio.__doc__ == "a / b."
     with pytest.raises(KeyboardInterrupt):
         watcher.ratio(1, b=-1)
@@ -194,10 +194,10 @@ def test_a_failure_keeps_nothing_of_the_step_alive() -> None:
         def measure(self, held: Held) -> None:
             broken(held)
 
-    seam = ErrorBoundary()
+    error_boundary = ErrorBoundary()
     gc.disable()
     try:
-        left = [step(lambda held: seam.attempt("tap", broken, held)), step(Worker().measure)]
+        left = [step(lambda held: error_boundary.attempt("tap", broken, held)), step(Worker().measure)]
 
         assert [each() for each in left] == [None, None]
     finally:

@@ -186,7 +186,7 @@ def test_a_run_that_fails_does_not_stop_training(monkeypatch, method):
 
 
 def test_a_function_of_the_loop_that_fails_is_our_problem_not_its():
-    """The weight of the KL term is asked for inside the seam; the step is recorded without it."""
+    """The weight of the KL term is asked for inside the error boundary; the step is recorded without it."""
     outcome = train(lambda *args: watched(*args, kl_coef=explode), steps=2)
 
     assert list(outcome.watcher.run.steps) == [1, 2]

@@ -227,7 +227,7 @@ def test_an_error_while_recording_does_not_stop_training(tmp_path):
 
 
 def test_interrupts_are_not_errors_of_rlwatch():
-    """KeyboardInterrupt passes the seam."""
+    """KeyboardInterrupt passes the error boundary."""
 
     def interrupt():
         raise KeyboardInterrupt

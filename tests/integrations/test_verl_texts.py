@@ -174,7 +174,7 @@ def test_text_is_measured_on_a_thread_of_its_own():
 
 
 def test_ids_of_a_tool_are_not_encoded_again():
-    """Between turns no tokenizer would find the same seams; the text itself is measured."""
+    """Between turns no tokenizer would find the same error boundaries; the text itself is measured."""
     measured = report(texts_of(), batch(tools=(0, 1, 2, 3)))
 
     assert "text/retok_exact" not in measured

@@ -182,13 +182,13 @@ def test_an_adapter_that_is_not_loaded_is_seen_under_trl(tmp_path, sync, missing
 
 def test_weights_that_a_sync_does_not_send_count_as_ones_that_differ():
     """Of an engine that cannot be read: what passes is compared, in any dtype, and handed on as it is."""
-    policy, seam, taken = fresh_policy(), ErrorBoundary(), []
+    policy, error_boundary, taken = fresh_policy(), ErrorBoundary(), []
     whole = [(name, tensor.detach()) for name, tensor in policy.named_parameters()]
     halved = [(name, tensor.bfloat16()) for name, tensor in whole]
     wrong = [(name, tensor + 1 if name == "head.bias" else tensor) for name, tensor in whole]
     for pairs in (whole, halved, [pair for pair in whole if "layers.1" not in pair[0]], wrong):
         comparison = SyncComparison()
-        handed = list(comparison.sent(policy, iter(pairs), seam, taken.append))
+        handed = list(comparison.sent(policy, iter(pairs), error_boundary, taken.append))
         assert all(one is other for one, other in zip(handed, pairs, strict=True))
     equal, cast, missing, off = (
         {name: stat.value().item() for name, stat in stats.items() if stat.count > 0} for stats in taken
@@ -198,6 +198,6 @@ def test_weights_that_a_sync_does_not_send_count_as_ones_that_differ():
     assert missing[DIFFER] == pytest.approx(4 / 11)
     assert missing["mismatch/weights_differ/layers.1"] == 1.0
     assert off[DIFFER] == pytest.approx(1 / 11)
-    assert list(SyncComparison().sent(policy, iter([]), seam, taken.append)) == []
-    assert len(list(SyncComparison().sent(policy, iter([("other", torch.ones(2))]), seam, taken.append))) == 1
-    assert seam.errors == 0
+    assert list(SyncComparison().sent(policy, iter([]), error_boundary, taken.append)) == []
+    assert len(list(SyncComparison().sent(policy, iter([("other", torch.ones(2))]), error_boundary, taken.append))) == 1
+    assert error_boundary.errors == 0

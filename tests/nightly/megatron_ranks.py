@@ -122,17 +122,17 @@ def trained(data, ranks, *, distributed, tapped):
         {name: getattr(loss, "__wrapped__", loss) for name, loss in POLICY_LOSS_REGISTRY.items()}
     )
     engine = engine_of(ranks, distributed=distributed)
-    actor, seam, metrics, norms = actor_of(engine), ErrorBoundary(), {}, []
+    actor, error_boundary, metrics, norms = actor_of(engine), ErrorBoundary(), {}, []
     if tapped:
         taps = WorkerTaps(
-            actor, POLICY_LOSS_REGISTRY, seam, Level.FULL, gradients=lambda engine: model_norms(engine.module)
+            actor, POLICY_LOSS_REGISTRY, error_boundary, Level.FULL, gradients=lambda engine: model_norms(engine.module)
         )
         taps.attach()
     for step in range(3):
         norms.append(update(actor, data))
         if tapped and step == 0:
             metrics = told(taps, engine, 1)
-    return {"weights": weights(engine.module[0]), "metrics": metrics, "norm": norms[0], "errors": seam.errors}
+    return {"weights": weights(engine.module[0]), "metrics": metrics, "norm": norms[0], "errors": error_boundary.errors}
 
 
 def measured(data, ranks, *, distributed=True):

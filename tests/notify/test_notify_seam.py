@@ -1,4 +1,4 @@
-"""The seam to libraries that send for us: errors come back as values, their logs stay quiet."""
+"""The error boundary to libraries that send for us: errors come back as values, their logs stay quiet."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_few_samples_are_read_evenly_and_without_chance(offered, read):
 
 
 def test_what_the_work_raised_is_raised_where_it_is_taken_and_the_probe_goes_on():
-    """There the seam counts it."""
+    """There the error boundary counts it."""
     tokenizer = Letters(broken=True)
     probe = TextProbe(tokenizer, seconds=0)
     probe.offer([Sample(ids=[0])])

@@ -237,7 +237,7 @@ def test_what_our_tap_raises_never_reaches_training(another, monkeypatch, caplog
 
     assert np.isfinite(theirs["grad_norm"]).all()
     assert caplog.text.count("could not read policy loss (training goes on)") == 1
-    assert not another.rlwatch.taps.seam.works("policy loss")
+    assert not another.rlwatch.taps.error_boundary.works("policy loss")
     assert another.rlwatch_collect(1)["errors"] == 3
 
 

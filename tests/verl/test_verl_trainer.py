@@ -205,7 +205,7 @@ def test_the_stages_of_the_driver_are_timed(make):
     driver = started(trainer)
     seen = []
     trainer._update_actor = lambda batch, metrics: seen.append(driver.run.stages.now()[0])
-    tap_methods(trainer, {"_update_actor": "update"}, driver.seam)
+    tap_methods(trainer, {"_update_actor": "update"}, driver.error_boundary)
     for step in (1, 2):
         trainer.step_to(step)
         trainer._update_actor(None, {})
@@ -491,7 +491,7 @@ def test_kl_in_the_reward_is_weighed_by_the_driver(make):
 
 
 def test_a_hook_that_breaks_is_a_warning(make, caplog):
-    """The seam holds: verl's own method runs, returns what it returns, and training goes on."""
+    """The error boundary holds: verl's own method runs, returns what it returns, and training goes on."""
     trainer = make()
     started(trainer)
     trainer.global_steps = "no number"

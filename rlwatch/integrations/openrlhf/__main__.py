@@ -76,7 +76,7 @@ def setup_hook(settings: OpenRLHFSettings) -> Callable[[], None]:
             from rlwatch.integrations.openrlhf.attach import arm
 
             arm(plain)
-        except Exception as error:  # noqa: BLE001  (a seam of integrations: an actor must start all the same)
+        except Exception as error:  # noqa: BLE001  (an error boundary of integrations: an actor must start all the same)
             import logging
 
             logging.getLogger("rlwatch").warning(

@@ -43,13 +43,13 @@ class OpenRLHFDriver:
     def __init__(self, trainer: Any, settings: OpenRLHFSettings) -> None:
         self.run = rlwatch.init(**init_arguments(trainer.args, settings))
         self.run.introduce()
-        self.seam = ErrorBoundary(self.run)
+        self.error_boundary = ErrorBoundary(self.run)
         self.step = FinishedStep()
         self._last: int | None = None
         self._trainer = trainer
-        self._commands = OpenRLHFCommands(trainer, self.seam)
+        self._commands = OpenRLHFCommands(trainer, self.error_boundary)
         self.recording = OpenRLHFRecorder(
-            self.seam,
+            self.error_boundary,
             int(trainer.args.rollout.n_samples_per_prompt),
             _decoder(trainer.tokenizer) if settings.text else None,
             tokens=settings.includes(Level.TOKENS),
@@ -76,7 +76,7 @@ class OpenRLHFDriver:
         @wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             result = self._reporting(original, *args, **kwargs)
-            self.seam.attempt(name, look, result, *args, **kwargs)
+            self.error_boundary.attempt(name, look, result, *args, **kwargs)
             return result
 
         setattr(owner, name, watched)
@@ -87,7 +87,7 @@ class OpenRLHFDriver:
 
         @wraps(original)
         def save_logs_and_checkpoints(global_step: int, *args: Any, **kwargs: Any) -> Any:
-            self.seam.attempt("commands", self._commands.obey, global_step)
+            self.error_boundary.attempt("commands", self._commands.obey, global_step)
             with _saving(trainer.args.ckpt, now=self._commands.saving):
                 return self._reporting(original, global_step, *args, **kwargs)
 
@@ -119,7 +119,7 @@ class OpenRLHFDriver:
 
     def close(self) -> None:
         """Wait for the statistics of the last steps, after training has ended."""
-        self.seam.attempt("last steps", self.recording.close)
+        self.error_boundary.attempt("last steps", self.recording.close)
 
     def _reporting(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with Reported(self._report):
@@ -129,7 +129,7 @@ class OpenRLHFDriver:
         """Report the first error only: calls lie within each other."""
         if self.run.active:
             self.close()
-            record_crash(self.run, self.seam, error, self._last)
+            record_crash(self.run, self.error_boundary, error, self._last)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ class RLWatchLogger:
     """
 
     def __init__(self, run: Run, wrapped: Any = None, closing: Callable[[], None] | None = None) -> None:
-        self.seam = ErrorBoundary(run)
+        self.error_boundary = ErrorBoundary(run)
         self._run = run
         self._wrapped = wrapped
         self._closing = closing
@@ -250,15 +250,15 @@ class OpenRLHFRecorder:
     """
 
     def __init__(
-        self, seam: ErrorBoundary, group_size: int, decode: Decode | None, *, tokens: bool, full: bool
+        self, error_boundary: ErrorBoundary, group_size: int, decode: Decode | None, *, tokens: bool, full: bool
     ) -> None:
         self.latest: Mapping[str, float] = {}
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._group_size = group_size
         self.decode = decode
         self._tokens = tokens
         self._full = full
-        self.thread = StepThread(seam, "rlwatch-openrlhf")
+        self.thread = StepThread(error_boundary, "rlwatch-openrlhf")
 
     def submit(self, step: int, measured: FinishedStep) -> None:
         """Queue the computation and recording of ``step``, and return at once.
@@ -276,14 +276,14 @@ class OpenRLHFRecorder:
         self.thread.close(DEADLINE_S)
 
     def _guarded(self, step: int, measured: FinishedStep) -> None:
-        self._seam.guard_background("statistics", self._record, step, measured)
+        self._error_boundary.guard_background("statistics", self._record, step, measured)
 
     def _record(self, step: int, measured: FinishedStep) -> None:
-        run, tally = self._seam.run, StepTally()
+        run, tally = self._error_boundary.run, StepTally()
         if run is None:
             return
         if self._tokens and measured.experiences:
-            stats = self._seam.attempt(
+            stats = self._error_boundary.attempt(
                 "responses", response_stats, measured.experiences, self._group_size, full=self._full
             )
             tally.add_stats(stats or {})
@@ -347,16 +347,16 @@ class OpenRLHFCommands:
     checkpoint or the end of training.
     """
 
-    def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
+    def __init__(self, trainer: Any, error_boundary: ErrorBoundary) -> None:
         self.stopping = False
         self.saving = False
         self._trainer = trainer
         self._controller = Controller(
-            seam,
+            error_boundary,
             [
-                SaveCheckpoint(self._save, self._kept, seam),
+                SaveCheckpoint(self._save, self._kept, error_boundary),
                 Stop(self._stop),
-                SetKLCoef(self._kl_coef, self._set_kl_coef, seam),
+                SetKLCoef(self._kl_coef, self._set_kl_coef, error_boundary),
                 *map(Refused, CANNOT),
             ],
         )

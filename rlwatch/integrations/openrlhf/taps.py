@@ -32,7 +32,7 @@ class ActorTaps:
         self.tally = StepTally()
         self._trainer = trainer
         self._settings = settings
-        self.seam = ErrorBoundary()
+        self.error_boundary = ErrorBoundary()
         self._experience: Any = None
         self._entropy: Tensor | None = None
 
@@ -40,7 +40,10 @@ class ActorTaps:
         """Install the hooks, unless another rank measures the same part of the batch."""
         if not self._settings.includes(Level.TOKENS) or not first_of_its_data(self._trainer.strategy):
             return
-        read, keep = self.seam.hook("policy loss", self._read), self.seam.hook("entropy", self._keep_entropy)
+        read, keep = (
+            self.error_boundary.hook("policy loss", self._read),
+            self.error_boundary.hook("entropy", self._keep_entropy),
+        )
         self._trainer.actor_loss_fn.register_forward_hook(read, with_kwargs=True)
         self._trainer.actor.register_forward_hook(keep, with_kwargs=True)
         self._wrap("training_step", before=self._remember)
@@ -51,10 +54,10 @@ class ActorTaps:
 
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            self.seam.attempt(name, before, *args, **kwargs)
+            self.error_boundary.attempt(name, before, *args, **kwargs)
             result = original(*args, **kwargs)
             if after is not None:
-                self.seam.attempt(name, after, result)
+                self.error_boundary.attempt(name, after, result)
             return result
 
         setattr(self._trainer, name, tapped)
@@ -86,13 +89,13 @@ class ActorTaps:
         tally, self.tally = self.tally, StepTally()
         if not isinstance(status, dict) or not status or tally.empty:
             return
-        self.seam.attempt("tokens", tally.measure)
+        self.error_boundary.attempt("tokens", tally.measure)
         model = self._trainer.actor.model
         vocabulary = vocab_size_of(getattr(model, "module", model))
         status[f"{PARCEL}{rank_of()}"] = {
             "parcel": encoded_tally(tally, 0),
             "numbers": {} if vocabulary is None else {"policy/vocab_size": float(vocabulary)},
-            "errors": self.seam.errors,
+            "errors": self.error_boundary.errors,
         }
 
 

@@ -159,13 +159,13 @@ class RecordingBase:
 
     def __init__(self, run: Run, *, owned: bool, level: Level, strict: bool, decode: Decode | None = None) -> None:
         self.run = run
-        self.seam = ErrorBoundary(run)
+        self.error_boundary = ErrorBoundary(run)
         self.latest: dict[str, float] = {}
         self._owned = owned
         self._level = level
         self._strict = strict
         self._gaps = Gaps(level)
-        self.steps = StepCounter(self.seam, self._delivered, decode)
+        self.steps = StepCounter(self.error_boundary, self._delivered, decode)
         self._explained = False
         atexit.register(_deliver_at_exit, weakref.ref(self.steps))
 
@@ -185,9 +185,9 @@ class RecordingBase:
 
     def finish(self) -> None:
         """Record the last step, and end the run if it was created here. Later calls do nothing."""
-        self.seam.attempt("last steps", self.steps.deliver, wait=True)
+        self.error_boundary.attempt("last steps", self.steps.deliver, wait=True)
         if self._owned:
-            self.seam.attempt("finish", self.run.finish)
+            self.error_boundary.attempt("finish", self.run.finish)
 
     def _given(self, **inputs: object) -> None:
         self._gaps.given |= {name for name, value in inputs.items() if value is not None}
@@ -221,15 +221,15 @@ class RecordingBase:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self.seam.attempt("exception", self._crashed, error)
+            self.error_boundary.attempt("exception", self._crashed, error)
         self.finish()
 
     def _crashed(self, error: BaseException) -> None:
         """Record the measurements of the step in which training crashed, then the cause."""
         done = self.steps.last
         if not self.steps.tally.empty:
-            self.seam.attempt("unfinished step", self.steps.seal, done + 1)
-        self.seam.attempt("last steps", self.steps.deliver, wait=True)
+            self.error_boundary.attempt("unfinished step", self.steps.seal, done + 1)
+        self.error_boundary.attempt("last steps", self.steps.deliver, wait=True)
         self.run.event("exception", done, **cause_of(error))
         if self._owned:
             self.run.finish(RunState.CRASHED, reason_of(error), DEADLINE_S)
@@ -239,7 +239,7 @@ def _deliver_at_exit(reference: weakref.ref[StepCounter]) -> None:
     """Deliver the last step at exit, in case :meth:`RecordingBase.finish` was not called."""
     steps = reference()
     if steps is not None:
-        steps.seam.attempt("last steps", steps.deliver, wait=True)
+        steps.error_boundary.attempt("last steps", steps.deliver, wait=True)
 
 
 # Steering: commands that act on the loop, and their effects that must outlive the process.
@@ -253,7 +253,7 @@ class Steering(RecordingBase):
     def __init__(self, means: Means, *args: Any, snapshots: Snapshots | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._means = means
-        self._commands = CommandController(means, self.seam, lambda: self.steps.last, self._newest, snapshots)
+        self._commands = CommandController(means, self.error_boundary, lambda: self.steps.last, self._newest, snapshots)
 
     def obey(self) -> None:
         """Execute the run's waiting commands; while the run is paused, wait.
@@ -261,8 +261,8 @@ class Steering(RecordingBase):
         Call it before a batch of rollouts is generated, when nothing in flight was computed with the old reference.
         Every rank calls it, at the same steps. In a loop that never calls it commands expire.
         """
-        self.seam.attempt("record", self.steps.deliver)
-        self.seam.attempt("commands", self._commands.obey)
+        self.error_boundary.attempt("record", self.steps.deliver)
+        self.error_boundary.attempt("commands", self._commands.obey)
 
     @property
     def snapshots(self) -> SnapshotKeeper | None:
@@ -305,7 +305,7 @@ class Steering(RecordingBase):
 
         Every rank calls it. That is a reset reference, a changed KL coefficient and other changed settings.
         """
-        self.seam.attempt("checkpoint", lambda: self._commands.saved(Path(checkpoint)))
+        self.error_boundary.attempt("checkpoint", lambda: self._commands.saved(Path(checkpoint)))
 
     def resumed(self, checkpoint: str | os.PathLike[str]) -> None:
         """Restore what commands had changed, from a checkpoint that the loop has read from the directory
@@ -314,7 +314,7 @@ class Steering(RecordingBase):
         Every rank calls it, after the models were built and after :meth:`load_state_dict`, before training continues. A
         reference saved there replaces the one that the loop built; otherwise a resume would silently undo the reset.
         """
-        self.seam.attempt("resume", lambda: self._commands.resumed(Path(checkpoint)))
+        self.error_boundary.attempt("resume", lambda: self._commands.resumed(Path(checkpoint)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the watcher's state for a checkpoint, in plain numbers and strings: the step and the run's id."""
@@ -322,7 +322,7 @@ class Steering(RecordingBase):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue to count steps from ``state``, which :meth:`state_dict` returned before the checkpoint was saved."""
-        self._refuse("load_state_dict", self.seam.attempt("state", self._load, state) or {})
+        self._refuse("load_state_dict", self.error_boundary.attempt("state", self._load, state) or {})
 
     def _load(self, state: Mapping[str, Any]) -> Mapping[str, str]:
         if state.get("format") != FORMAT or type(state.get("step")) is not int:
@@ -419,7 +419,7 @@ class Watcher(Steering):
         self._given(clip=wanted.clip, optimizer=optimizer)
         measure = level.includes(Level.FULL)
         samples = Samples(recording, keep=keep_texts, measure=measure, tokenizer=wanted.tokenizer)
-        self._localiser = localiser_of(self.seam, localise, decode)
+        self._localiser = localiser_of(self.error_boundary, localise, decode)
         self.collector = Collector(
             self.steps, level, loss, means, GenerationReader(loss.eos), samples, scaler, self._localiser
         )
@@ -640,10 +640,10 @@ class Watcher(Steering):
         the pass without a graph, with displaced copies of the weights, to find the tokens that caused it. Arguments are
         kept until :meth:`step`: the loop must not overwrite them before. Exceptions of ``compute`` propagate.
         """
-        before = self.seam.attempt("forward", RandomState.now) if self.collector.localises else None
+        before = self.error_boundary.attempt("forward", RandomState.now) if self.collector.localises else None
         result = compute(*args, **kwargs)
         if before is not None:
-            self.seam.attempt(
+            self.error_boundary.attempt(
                 "forward", self.collector.ran, LoopCall(compute, args, kwargs, self._rows), result, before
             )
         return result
@@ -704,18 +704,18 @@ class Watcher(Steering):
         inputs = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
         self._given(**inputs)
         self._look("step", self.collector.end, step, inputs, scalars)
-        self.seam.attempt("record", self.steps.deliver)
+        self.error_boundary.attempt("record", self.steps.deliver)
 
     @override
     def finish(self) -> None:
-        self.seam.attempt("samples", self.collector.samples.close)
+        self.error_boundary.attempt("samples", self.collector.samples.close)
         super().finish()
 
     def _look(self, call: str, work: Callable[..., Refused], *inputs: Any) -> None:
         """Run ``work`` if the run records on this process, and count the inputs that it refused."""
         if not self._live and isinstance(self.run, Run):
             self.run.lose_forked()
-        refused = self.seam.attempt(call, work, *inputs) if self._live else None
+        refused = self.error_boundary.attempt(call, work, *inputs) if self._live else None
         self._refuse(call, refused or {})
 
     @property

@@ -205,51 +205,51 @@ def _set(write: Callable[..., Any], values: Values) -> None:
 class CommandController:
     """Executor of the run's commands in a custom loop, which saves their lasting effects in checkpoints.
 
-    There is one executor on every rank. ``means`` are the loop's objects and functions, ``seam`` is the error boundary
-    that leads to the run. ``step`` returns the step that has ended, ``latest`` the newest metrics. ``snapshots`` are
-    the settings of snapshots (None: off).
+    There is one executor on every rank. ``means`` are the loop's objects and functions, ``error_boundary`` is the error
+    boundary that leads to the run. ``step`` returns the step that has ended, ``latest`` the newest metrics.
+    ``snapshots`` are the settings of snapshots (None: off).
     """
 
     def __init__(
         self,
         means: Means,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         step: Callable[[], int],
         latest: Callable[[], Mapping[str, float]],
         snapshots: Snapshots | None = None,
     ) -> None:
-        coefficient = SetKLCoef(means.changeable_kl_coef, means.change_kl_coef, seam)
-        self._seam = seam
+        coefficient = SetKLCoef(means.changeable_kl_coef, means.change_kl_coef, error_boundary)
+        self._error_boundary = error_boundary
         self._step = step
-        self._reference = KeptReference(means.anchored, seam, self._writes)
+        self._reference = KeptReference(means.anchored, error_boundary, self._writes)
         adjusts = [Adjust(kind, setting) for kind, setting in means.settings.items()]
-        self._settings = KeptSettings([coefficient, *adjusts], seam, self._writes)
-        lower = LowerLR(means.paced, seam)
-        self.snapshots = keeper_of(snapshots, means.holdings, seam)
+        self._settings = KeptSettings([coefficient, *adjusts], error_boundary, self._writes)
+        lower = LowerLR(means.paced, error_boundary)
+        self.snapshots = keeper_of(snapshots, means.holdings, error_boundary)
         handlers: list[CommandHandler] = [
-            ResetReference(means.anchored, seam, self._reset_done),
-            SaveCheckpoint(means.save_now, means.kept, seam),
+            ResetReference(means.anchored, error_boundary, self._reset_done),
+            SaveCheckpoint(means.save_now, means.kept, error_boundary),
             lower,
-            RaiseLR(lower, seam),
+            RaiseLR(lower, error_boundary),
             coefficient,
             *adjusts,
             SyncWeights(means.synced),
-            Hold(means.optimizers, seam, step, latest),
-            SkipStep(means.optimizers, seam),
+            Hold(means.optimizers, error_boundary, step, latest),
+            SkipStep(means.optimizers, error_boundary),
             Stop(means.stop),
             Rollback(self.snapshots, RollbackMeans(step, means.paced, means.rolled_back)),
         ]
         handlers += [] if self.snapshots is None else [TakeTogether(self.snapshots)]
-        self._controller = Controller(seam, handlers, RunRanks(seam), latest)
+        self._controller = Controller(error_boundary, handlers, RunRanks(error_boundary), latest)
         if self.snapshots is not None:
-            seam.attempt("snapshot", self.snapshots.begin, step())
+            error_boundary.attempt("snapshot", self.snapshots.begin, step())
         self._controller.begin(step())
 
     def obey(self) -> None:
         """Execute waiting commands after the step that has ended, then take a snapshot if one is due."""
         self._controller.obey(self._step())
         if self.snapshots is not None:
-            self._seam.attempt("snapshot", self.snapshots.look, self._step())
+            self._error_boundary.attempt("snapshot", self.snapshots.look, self._step())
 
     def saved(self, checkpoint: Path) -> None:
         """Add a reset reference and changed settings to ``checkpoint``, a directory that the loop has just written."""
@@ -261,11 +261,11 @@ class CommandController:
         self._reference.restore(checkpoint, self._controller, self._step())
         self._settings.restore(checkpoint, self._controller, self._step())
         if self.snapshots is not None:
-            self._seam.attempt("snapshot", self.snapshots.begin, self._step())
+            self._error_boundary.attempt("snapshot", self.snapshots.begin, self._step())
 
     def _reset_done(self, command: Command, report: Mapping[str, JSON]) -> None:
         self._reference.reset_done(command, report, self._step())
 
     def _writes(self) -> bool:
-        run = self._seam.run
+        run = self._error_boundary.run
         return run is not None and run.rank == 0

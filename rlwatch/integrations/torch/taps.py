@@ -48,10 +48,10 @@ class StepCounter:
     """Counter of steps, which records each: ``tally`` is the current step's, ``last`` the number of the step before.
 
     ``delivered`` is called with the number and the metrics of every recorded step. ``decode`` converts token ids to
-    text. ``seam`` is the error boundary that leads to the run.
+    text. ``error_boundary`` is the error boundary that leads to the run.
     """
 
-    seam: ErrorBoundary
+    error_boundary: ErrorBoundary
     delivered: Callable[[int, dict[str, float]], None]
     decode: Decode | None = None
     tally: StepTally = field(default_factory=StepTally)
@@ -99,7 +99,7 @@ class StepCounter:
     @property
     def linked(self) -> bool:
         """Return True with several ranks, whose shares of a step are merged."""
-        return self.seam.run is not None and self.seam.run.linked
+        return self.error_boundary.run is not None and self.error_boundary.run.linked
 
     def seal(self, step: int) -> None:
         """End the current step as ``step``, start copying its measurements from the device, and begin the next step."""
@@ -108,16 +108,16 @@ class StepCounter:
             self.tally.add_number("time/step", now - self._begun)
         self._begun, self.last = now, step
         tally, self.tally = self.tally, StepTally()
-        tally.end_stages(step, self.seam.run)
-        self.seam.attempt("tokens", tally.measure)
+        tally.end_stages(step, self.error_boundary.run)
+        self.error_boundary.attempt("tokens", tally.measure)
         self._sealed.append(tally.seal(step, shared=self.linked))
 
     def deliver(self, *, wait: bool = False) -> None:
         """Record the ended steps in order; without ``wait`` only those whose copy from the device has arrived."""
         while self._sealed and (wait or len(self._sealed) > IN_FLIGHT or self._sealed[0].ready()):
             sealed = self._sealed.popleft()
-            if self.seam.run is not None:
-                self.delivered(sealed.step, sealed.deliver(self.seam.run, self.decode))
+            if self.error_boundary.run is not None:
+                self.delivered(sealed.step, sealed.deliver(self.error_boundary.run, self.decode))
 
 
 def _described(value: Any) -> str:
@@ -232,8 +232,8 @@ class Collector:
     comparison: SyncComparison = field(default_factory=SyncComparison, init=False)
 
     def __post_init__(self) -> None:
-        self.verifiers = VerifierMeter(self.steps.seam)
-        self.tools = ToolMeter(self.steps.seam)
+        self.verifiers = VerifierMeter(self.steps.error_boundary)
+        self.tools = ToolMeter(self.steps.error_boundary)
         self._loss_passes = LossPasses(RecordedPasses() if self.localiser is None else self.localiser.passes)
         if self.localiser is not None:
             self.localiser.rewards = self._loss_passes.origin.identify
@@ -241,7 +241,7 @@ class Collector:
     @property
     def localises(self) -> bool:
         """Return True if forward passes must be kept, because spikes of the gradient are localised."""
-        return self.localiser is not None and self.steps.seam.works("localisation")
+        return self.localiser is not None and self.steps.error_boundary.works("localisation")
 
     def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
         """Keep the forward pass of a loss, whose log-probs are observed next.
@@ -258,17 +258,17 @@ class Collector:
         if not first_of_copies():
             return {}
         self._pace.sampled()
-        self.steps.seam.attempt("responses of a generation", self._loss_passes.origin.generated, inputs)
+        self.steps.error_boundary.attempt("responses of a generation", self._loss_passes.origin.generated, inputs)
         batch = self.generation.read({name: value for name, value in inputs.items() if name not in BESIDE_TEXT})
         if batch is not None:
             self.steps.tally.add_stats(observe_responses(batch))
-        self.steps.seam.attempt("completions", self.samples.offer, self.steps.last + 1, inputs)
+        self.steps.error_boundary.attempt("completions", self.samples.offer, self.steps.last + 1, inputs)
         return self.generation.refused
 
     def observe(self, inputs: Mapping[str, Any]) -> Refused:
         """Measure a micro-batch. Return the inputs that were left out, with the reasons."""
         self._begin()
-        self.steps.seam.attempt(AGREEMENT_TAP, self._look_at_gradients)
+        self.steps.error_boundary.attempt(AGREEMENT_TAP, self._look_at_gradients)
         if not self.level.includes(Level.TOKENS) or not first_of_copies():
             return {}
         reader = BatchReader(self.settings)
@@ -321,19 +321,19 @@ class Collector:
         Return the reason if not possible.
         """
         self._begin()
-        self._rates = self.steps.seam.attempt("learning rate", self.means.rates)
+        self._rates = self.steps.error_boundary.attempt("learning rate", self.means.rates)
         why = None if self.means.model is None else hindrance(self.means.model)
         if why is not None:
             return {"gradients": f"{why}; step(grad_norm=) takes the norm that the optimizer's step returns"}
         if self.means.model is not None and self.level.includes(Level.GRADIENTS):
             with torch.no_grad():
-                run = self.steps.seam.run
+                run = self.steps.error_boundary.run
                 rank = 0 if run is None else run.rank
                 stats = read_gradients(self.means.model, self.means.optimizer, self.scaler, rank=rank)
             self.steps.tally.add_stats(stats)
-            self.steps.seam.attempt(AGREEMENT_TAP, self._agree)
-            self._update = self.steps.seam.attempt(UPDATE_TAP, self._sampled, self.means.model, rank)
-        self.steps.seam.attempt("localisation", self._localise)
+            self.steps.error_boundary.attempt(AGREEMENT_TAP, self._agree)
+            self._update = self.steps.error_boundary.attempt(UPDATE_TAP, self._sampled, self.means.model, rank)
+        self.steps.error_boundary.attempt("localisation", self._localise)
         return {}
 
     def _sampled(self, model: nn.Module, rank: int) -> UpdateSample | None:
@@ -348,7 +348,7 @@ class Collector:
 
     def _score_canaries(self, step: int) -> None:
         """Score canaries on the process whose run records; the others continue."""
-        run = self.steps.seam.run
+        run = self.steps.error_boundary.run
         for canaries in self.canaries if run is not None and run.rank == 0 else ():
             for name, value in canaries.numbers(step).items():
                 self.steps.tally.add_number(name, value)
@@ -375,10 +375,10 @@ class Collector:
         norm.
         """
         self._begin()
-        broken = self.steps.seam.attempt("loss", _broken, inputs["loss"])
-        self.steps.seam.attempt(TAP, self._count_verifiers)
-        self.steps.seam.attempt(TOOL_TAP, self._count_tools)
-        self.steps.seam.attempt(UPDATE_TAP, self._measure_update)
+        broken = self.steps.error_boundary.attempt("loss", _broken, inputs["loss"])
+        self.steps.error_boundary.attempt(TAP, self._count_verifiers)
+        self.steps.error_boundary.attempt(TOOL_TAP, self._count_tools)
+        self.steps.error_boundary.attempt(UPDATE_TAP, self._measure_update)
         refused = self.steps.add_all({**self._standing(), **_named(inputs, broken), **scalars})
         number = self.steps.last + 1
         if step is not None:
@@ -386,7 +386,7 @@ class Collector:
                 number = step_index(step)
             except ValueError as wrong:
                 refused["step"] = str(wrong)
-        self.steps.seam.attempt("canaries", self._score_canaries, number)
+        self.steps.error_boundary.attempt("canaries", self._score_canaries, number)
         self._rates = None
         self._pace.updated()
         self._trail.forget()
@@ -398,19 +398,19 @@ class Collector:
         """Begin the step and read the current learning rate, before a scheduler changes it."""
         self.steps.begin()
         if self._rates is None:
-            self._rates = self.steps.seam.attempt("learning rate", self.means.rates)
+            self._rates = self.steps.error_boundary.attempt("learning rate", self.means.rates)
 
     @property
     def _rank(self) -> int:
-        return 0 if self.steps.seam.run is None else self.steps.seam.run.rank
+        return 0 if self.steps.error_boundary.run is None else self.steps.error_boundary.run.rank
 
     def _standing(self) -> dict[str, Any]:
         """Return numbers of the step that are read instead of passed."""
         return {
             **(self._rates or {}),
-            "policy/kl_coef": self.steps.seam.attempt("kl_coef", self.means.read_kl_coef),
+            "policy/kl_coef": self.steps.error_boundary.attempt("kl_coef", self.means.read_kl_coef),
             "policy/vocab_size": vocab_size_of(self.means.model),
-            **(self.steps.seam.attempt("text of completions", self.samples.take) or {}),
+            **(self.steps.error_boundary.attempt("text of completions", self.samples.take) or {}),
         }
 
 

@@ -87,8 +87,8 @@ def watch(
     checked(wanted, partial(holdings, trainer))
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
-    steps = tap(trainer, scalars.seam, chosen, wanted)
-    tap_stages(trainer, scalars.seam)
+    steps = tap(trainer, scalars.error_boundary, chosen, wanted)
+    tap_stages(trainer, scalars.error_boundary)
     trainer.add_callback(scalars)
     report_crashes(trainer, scalars, steps)
     return recording
@@ -103,13 +103,13 @@ def refuse_twice(trainer: Any) -> None:
         )
 
 
-def tap(trainer: Any, seam: ErrorBoundary, level: Level, snapshots: Snapshots | None = None) -> StepCallback:
+def tap(trainer: Any, error_boundary: ErrorBoundary, level: Level, snapshots: Snapshots | None = None) -> StepCallback:
     """Attach the hooks that measure steps of ``trainer``, and return the callback that records the steps.
 
-    ``seam`` is the error boundary that leads to the run. ``snapshots`` are the settings of snapshots (None: none are
-    taken). The callback precedes that of the logged scalars, because a step is recorded before its log row.
+    ``error_boundary`` is the error boundary that leads to the run. ``snapshots`` are the settings of snapshots (None:
+    none are taken). The callback precedes that of the logged scalars, because a step is recorded before its log row.
     """
-    taps = TrainerTaps(trainer, seam, level)
+    taps = TrainerTaps(trainer, error_boundary, level)
     if level.includes(Level.TOKENS):
         _each(
             {
@@ -117,8 +117,8 @@ def tap(trainer: Any, seam: ErrorBoundary, level: Level, snapshots: Snapshots | 
                 "gradients": (unclippable(trainer), taps.tap_gradients),
             }
         )
-    keeper = keeper_of(snapshots, partial(holdings, trainer), seam)
-    steps = StepCallback(taps, seam, lambda latest: LoopControl(seam, latest, snapshots=keeper))
+    keeper = keeper_of(snapshots, partial(holdings, trainer), error_boundary)
+    steps = StepCallback(taps, error_boundary, lambda latest: LoopControl(error_boundary, latest, snapshots=keeper))
     trainer.add_callback(steps)
     return steps
 
@@ -170,14 +170,14 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: Run | None = None, *, link: str | None = None, **init_kwargs: Any) -> None:
         self.run = run
         self._link = link
-        self.seam = ErrorBoundary(run)
+        self.error_boundary = ErrorBoundary(run)
         self._given = init_kwargs
         self._owned = run is None
         self._over = False
         self._linked = False
         self._watched = False
         self._rates: dict[str, float] = {}
-        self._stages = StepStages(self.seam)
+        self._stages = StepStages(self.error_boundary)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Reduce to a callback that begins its own run, as in trials of a search; once a run began, to an inert one."""
@@ -196,11 +196,11 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         if self.run is None or (self._owned and self._over):
             self._over, self._linked = False, True
             self.run = begin_together(lambda: rlwatch.init(**init_arguments(args, model, self._given)), link=self._link)
-            self.seam.attempt("introduction", self.run.introduce)
+            self.error_boundary.attempt("introduction", self.run.introduce)
         elif not self._linked:
             self._linked, given = True, self.run
             begin_together(lambda: given, link=self._link)
-        self.seam.run = self.run
+        self.error_boundary.run = self.run
         return self.run
 
     def end(self, state: RunState = RunState.FINISHED, reason: str = "") -> None:
@@ -218,7 +218,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Create the run. Configuration errors are raised here, before training starts."""
         run = self.begin(args, kwargs.get("model"))
-        self.seam.attempt("which run this is", partial(run.decide, resumed=state.global_step > 0))
+        self.error_boundary.attempt("which run this is", partial(run.decide, resumed=state.global_step > 0))
         if args.logging_nan_inf_filter and not self._watched:
             logger.warning("%s", FILTERED)
 
@@ -337,19 +337,19 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     usually when the step is logged, at the latest when the next one begins. That is the only wait for the device, once
     a step.
 
-    ``taps`` are the hooks that measure the trainer, ``seam`` is the error boundary that leads to the run. ``control``
-    creates the executor of commands, from a function that returns the newest metrics. ``decode`` converts token ids to
-    text.
+    ``taps`` are the hooks that measure the trainer, ``error_boundary`` is the error boundary that leads to the run.
+    ``control`` creates the executor of commands, from a function that returns the newest metrics. ``decode`` converts
+    token ids to text.
     """
 
     def __init__(
         self,
         taps: TrainerReaders,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         control: Callable[[Latest], StepEndCommands],
         decode: Decode | None = None,
     ) -> None:
-        self.seam = seam
+        self.error_boundary = error_boundary
         self.latest: dict[str, float] = {}
         self.taps = taps
         self._decode = decode
@@ -379,7 +379,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Read the learning rates of the step, and its gradients if they were not clipped."""
-        self.seam.attempt("learning rate", self.taps.read_rates, kwargs.get("optimizer"))
+        self.error_boundary.attempt("learning rate", self.taps.read_rates, kwargs.get("optimizer"))
         self.taps.gradients_if_unclipped()
 
     @override
@@ -415,10 +415,10 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
 
     def seal(self, step: int) -> None:
         """End the current measurements as those of ``step``, and start copying them from the device."""
-        tally, run = self.taps.take(), self.seam.run
+        tally, run = self.taps.take(), self.error_boundary.run
         if run is not None and run.measures:
             tally.end_stages(step, run)
-            self.seam.attempt("tokens", tally.measure)
+            self.error_boundary.attempt("tokens", tally.measure)
             self._sealed.append(tally.seal(step, shared=run.linked))
 
     def seal_unfinished(self, step: int) -> None:
@@ -430,8 +430,8 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         """Record the measured steps in order; without ``wait`` only those whose copy from the device has arrived."""
         while self._sealed and (wait or self._sealed[0].ready()):
             sealed = self._sealed.popleft()
-            if self.seam.run is not None:
-                self.latest = sealed.deliver(self.seam.run, self._decode)
+            if self.error_boundary.run is not None:
+                self.latest = sealed.deliver(self.error_boundary.run, self._decode)
 
     def newest(self) -> Mapping[str, float]:
         """Return the metrics of the last step, for commands that report the values before them.
@@ -466,18 +466,20 @@ def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: PendingSteps) 
     original = trainer.train
 
     def train(*args: Any, **kwargs: Any) -> Any:
-        with Reported(lambda error: scalars.seam.attempt("end of training", _report, trainer, scalars, steps, error)):
+        with Reported(
+            lambda error: scalars.error_boundary.attempt("end of training", _report, trainer, scalars, steps, error)
+        ):
             return original(*args, **kwargs)
 
     trainer.train = Tapped(original, train)
 
 
 def _report(trainer: Any, scalars: RLWatchCallback, steps: PendingSteps, error: BaseException) -> None:
-    seam, run, step = scalars.seam, scalars.run, int(trainer.state.global_step)
+    error_boundary, run, step = scalars.error_boundary, scalars.run, int(trainer.state.global_step)
     if run is None or not run.measures:
         return
     # a failed device may make either of the first two raise; the event must be written all the same
-    seam.attempt("unfinished step", steps.seal_unfinished, step + 1)
-    seam.attempt("last steps", steps.deliver)
-    seam.attempt("exception", run.event, "exception", step, **cause_of(error))
-    seam.attempt("finish", scalars.end, RunState.CRASHED, reason_of(error))
+    error_boundary.attempt("unfinished step", steps.seal_unfinished, step + 1)
+    error_boundary.attempt("last steps", steps.deliver)
+    error_boundary.attempt("exception", run.event, "exception", step, **cause_of(error))
+    error_boundary.attempt("finish", scalars.end, RunState.CRASHED, reason_of(error))

@@ -51,25 +51,25 @@ class LoopControl:
     """Executor of the commands that every trainer supports, at the end of any step: save, stop, pause, roll back,
     learning rate.
 
-    ``seam`` is the error boundary that leads to the run. ``latest`` returns the newest metrics. ``ranks`` are the ranks
-    of the run (default: those of the run's link). ``snapshots`` takes snapshots (None: none are taken).
+    ``error_boundary`` is the error boundary that leads to the run. ``latest`` returns the newest metrics. ``ranks`` are
+    the ranks of the run (default: those of the run's link). ``snapshots`` takes snapshots (None: none are taken).
     """
 
     def __init__(
         self,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         latest: Latest,
         ranks: Ranks | None = None,
         *,
         snapshots: SnapshotKeeper | None = None,
     ) -> None:
         self.loop = TrainerLoop()
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._snapshots = snapshots
         rollback = Rollback(snapshots, RollbackMeans(self.loop.step, self.loop.paced))
-        handlers: list[CommandHandler] = [rollback, self.loop.clipping(), *self.loop.handlers(seam, latest)]
+        handlers: list[CommandHandler] = [rollback, self.loop.clipping(), *self.loop.handlers(error_boundary, latest)]
         handlers += [] if snapshots is None else [TakeTogether(snapshots)]
-        self._controller = Controller(seam, handlers, ranks or RunRanks(seam), latest)
+        self._controller = Controller(error_boundary, handlers, ranks or RunRanks(error_boundary), latest)
 
     def begin(self, step: int) -> None:
         """Take the first snapshot after ``step``.
@@ -77,7 +77,7 @@ class LoopControl:
         These commands keep nothing in checkpoints, so nothing is restored.
         """
         if self._snapshots is not None:
-            self._seam.attempt("snapshot", self._snapshots.begin, step)
+            self._error_boundary.attempt("snapshot", self._snapshots.begin, step)
         self._controller.begin(step)
 
     def obey(self, step: int) -> None:
@@ -87,7 +87,7 @@ class LoopControl:
         """
         self._controller.obey(step)
         if self._snapshots is not None:
-            self._seam.attempt("snapshot", self._snapshots.look, step)
+            self._error_boundary.attempt("snapshot", self._snapshots.look, step)
 
     def saved(self, step: int) -> None:
         """Do nothing: these commands keep nothing in checkpoints."""
@@ -117,18 +117,18 @@ class TrainerLoop:
         self.args, self.state, self.control = args, state, control
         self.optimizer, self.scheduler = shown.get("optimizer"), shown.get("lr_scheduler")
 
-    def handlers(self, seam: ErrorBoundary, latest: Latest) -> list[CommandHandler]:
+    def handlers(self, error_boundary: ErrorBoundary, latest: Latest) -> list[CommandHandler]:
         """Return handlers of ``save-checkpoint``, ``lower-lr``, ``raise-lr``, ``hold``, ``skip-step`` and ``stop``.
 
-        ``seam`` is the error boundary that leads to the run's health; ``latest`` returns the newest metrics.
+        ``error_boundary`` is the error boundary that leads to the run's health; ``latest`` returns the newest metrics.
         """
-        lower = LowerLR(self.paced, seam)
+        lower = LowerLR(self.paced, error_boundary)
         return [
-            SaveCheckpoint(self.save, self.kept, seam),
+            SaveCheckpoint(self.save, self.kept, error_boundary),
             lower,
-            RaiseLR(lower, seam),
-            Hold(self.optimizers, seam, self.step, latest),
-            SkipStep(self.optimizers, seam),
+            RaiseLR(lower, error_boundary),
+            Hold(self.optimizers, error_boundary, self.step, latest),
+            SkipStep(self.optimizers, error_boundary),
             Stop(self.stop),
         ]
 

@@ -140,17 +140,19 @@ def init_arguments(args: Any, model: Any, given: dict[str, Any]) -> dict[str, An
 class ResumedFrom:
     """Wrapper of ``trainer.train`` that notes its arguments, which callbacks do not get.
 
-    ``checkpoint`` is the directory from which the last call resumed, or None. ``seam`` is the error boundary around the
-    code that finds it.
+    ``checkpoint`` is the directory from which the last call resumed, or None. ``error_boundary`` is the error boundary
+    around the code that finds it.
     """
 
-    def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
+    def __init__(self, trainer: Any, error_boundary: ErrorBoundary) -> None:
         self.checkpoint: Path | None = None
         original = trainer.train
         signature = inspect.signature(original)
 
         def train(*args: Any, **kwargs: Any) -> Any:
-            self.checkpoint = seam.attempt("resume_from_checkpoint", _checkpoint, trainer, signature, args, kwargs)
+            self.checkpoint = error_boundary.attempt(
+                "resume_from_checkpoint", _checkpoint, trainer, signature, args, kwargs
+            )
             return original(*args, **kwargs)
 
         trainer.train = Tapped(original, train)

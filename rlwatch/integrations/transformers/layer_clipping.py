@@ -103,9 +103,9 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
         self.clip = clip
         self.clipped: Clipped | None = None
         self.before: Callable[[Tensor], object] | None = None
-        self.seam = ErrorBoundary()
+        self.error_boundary = ErrorBoundary()
         self._trainer = trainer
-        self._resumed = ResumedFrom(trainer, self.seam)
+        self._resumed = ResumedFrom(trainer, self.error_boundary)
         self._asked = False
         self._warned = False
         self._wrap(trainer.accelerator)
@@ -124,7 +124,7 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
                 total = original(parameters, *args, **kwargs)
             if self.clipped is None:
                 return total
-            before = self.seam.attempt("norm before clipping", _before_clipping, self.clipped, total)
+            before = self.error_boundary.attempt("norm before clipping", _before_clipping, self.clipped, total)
             return total if before is None else before
 
         accelerator.clip_grad_norm_ = Tapped(original, clip_grad_norm_)
@@ -134,7 +134,7 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
         self.clip.model = self._trainer.model
         if self._trainer.args.world_size > 1:
             return self.clip.by_layer(self.before)
-        return self.seam.attempt("layers to clip", self.clip.by_layer, self.before)
+        return self.error_boundary.attempt("layers to clip", self.clip.by_layer, self.before)
 
     @override
     @guarded
@@ -174,7 +174,9 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
         if checkpoint is None:
             return
         state = (
-            self.seam.attempt("what was kept of layer clipping", _read, checkpoint) if args.process_index == 0 else None
+            self.error_boundary.attempt("what was kept of layer clipping", _read, checkpoint)
+            if args.process_index == 0
+            else None
         )
         (state,) = broadcast_object_list([state])
         try:

@@ -33,13 +33,13 @@ AGREEMENT_TAP = "gradients of micro-batches"
 class TrainerTaps:
     """Hooks that measure a ``Trainer`` up to ``level``, into the tally of the current step.
 
-    ``seam`` is the error boundary that leads to the run and contains errors of the measurement.
+    ``error_boundary`` is the error boundary that leads to the run and contains errors of the measurement.
     """
 
-    def __init__(self, trainer: Any, seam: ErrorBoundary, level: Level = Level.FULL) -> None:
+    def __init__(self, trainer: Any, error_boundary: ErrorBoundary, level: Level = Level.FULL) -> None:
         self.trainer = trainer
         self.tally = StepTally()
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._level = level
         self._clipped = False
         self._reads_gradients = False
@@ -64,7 +64,7 @@ class TrainerTaps:
 
     def take(self) -> StepTally:
         """Return the tally of the step, with the metrics that every step has, and begin an empty one."""
-        self._seam.attempt(UPDATE_TAP, self._measure_update)
+        self._error_boundary.attempt(UPDATE_TAP, self._measure_update)
         self._trail.forget()
         tally, self.tally = self.tally, StepTally()
         self._clipped = False
@@ -99,11 +99,11 @@ class TrainerTaps:
         for name, rate in rates(optimizer).items():
             self.tally.numbers[name] = [rate]
         if self._reads_gradients and self.live:
-            self._seam.attempt(UPDATE_TAP, self._sample_update)
+            self._error_boundary.attempt(UPDATE_TAP, self._sample_update)
 
     def _sample_update(self) -> None:
         """Sample the weights before the step, on one rank, unless they are sharded."""
-        run = self._seam.run
+        run = self._error_boundary.run
         if run is not None and run.rank == 0 and sharding_engine(self.trainer) is None:
             self._updates += 1
             self._update = UpdateSample.of(self.trainer.model.named_parameters(), self._updates)
@@ -116,7 +116,7 @@ class TrainerTaps:
 
     def look_at_gradients(self) -> None:
         """Read what the micro-batches so far left in ``.grad``, between a forward pass of the loss and its backward."""
-        self._seam.attempt(AGREEMENT_TAP, self._look)
+        self._error_boundary.attempt(AGREEMENT_TAP, self._look)
 
     def _look(self) -> None:
         if self._reads_gradients and sharding_engine(self.trainer) is None:
@@ -151,11 +151,16 @@ class TrainerTaps:
         """Return True while the model trains (not evaluates) in a process that measures, and measured steps are
         recorded.
         """
-        return bool(self._seam.attempt("mode of the trainer", self._looks))
+        return bool(self._error_boundary.attempt("mode of the trainer", self._looks))
 
     def _looks(self) -> bool:
-        run = self._seam.run
-        return run is not None and run.measures and self.trainer.model.training and self._seam.works("on_step_end")
+        run = self._error_boundary.run
+        return (
+            run is not None
+            and run.measures
+            and self.trainer.model.training
+            and self._error_boundary.works("on_step_end")
+        )
 
     @property
     def _scales_loss(self) -> bool:
@@ -171,7 +176,7 @@ class TrainerTaps:
         def tapped(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if self.live:
-                self._seam.attempt(name, look, result, *args, **kwargs)
+                self._error_boundary.attempt(name, look, result, *args, **kwargs)
             return result
 
         setattr(self.trainer, name, Tapped(original, tapped))
@@ -184,19 +189,19 @@ class TrainerTaps:
             if self._clipped and self._engine is not None:  # the engine has stepped, and its gradients were read before
                 total = original(*args, **kwargs)
                 if self.live:
-                    self._seam.attempt("gradients", self._add_gradients, None, total)
+                    self._error_boundary.attempt("gradients", self._add_gradients, None, total)
                 return total
             self._clipped = True
             model = getattr(self.trainer, "model_wrapped", self.trainer.model)
-            norms = self._seam.attempt("gradients", self._read_gradients, model) if self.live else None
-            layers = self._seam.attempt("clipped layers", clipping_of, self.trainer)
+            norms = self._error_boundary.attempt("gradients", self._read_gradients, model) if self.live else None
+            layers = self._error_boundary.attempt("clipped layers", clipping_of, self.trainer)
             if layers is not None:
                 layers.before = self.complete
             total = original(*args, **kwargs)
             if self.live:
-                self._seam.attempt("gradients", self._add_gradients, norms, total)
+                self._error_boundary.attempt("gradients", self._add_gradients, norms, total)
             if layers is not None and layers.clipped is not None:
-                self._seam.attempt("clipped layers", self._add_clipped, layers.clipped)
+                self._error_boundary.attempt("clipped layers", self._add_clipped, layers.clipped)
             else:
                 self.complete(total)
             return total
@@ -211,14 +216,14 @@ class TrainerTaps:
             if engine.is_gradient_accumulation_boundary():
                 self._clipped = True
                 if self._reads_gradients and self.live:
-                    self._seam.attempt("gradients", self._add_parted, engine.module)
+                    self._error_boundary.attempt("gradients", self._add_parted, engine.module)
                 self.complete(None)
             return original(*args, **kwargs)
 
         engine.step = Tapped(original, tapped)
 
     def _add_parted(self, model: Any) -> None:
-        run = self._seam.run
+        run = self._error_boundary.run
         self._add_gradients(None if run is None else model_norms(model, rank=run.rank), None)
 
     def _add_clipped(self, clipped: Clipped) -> None:
@@ -227,8 +232,8 @@ class TrainerTaps:
 
     def _read_gradients(self, model: Any) -> GradNorms | None:
         """Return gradient norms per layer, if gradients are readable."""
-        run = self._seam.run
-        self._seam.attempt(AGREEMENT_TAP, self._agree)
+        run = self._error_boundary.run
+        self._error_boundary.attempt(AGREEMENT_TAP, self._agree)
         if run is None or sharding_engine(self.trainer) in HIDDEN:
             return None
         return model_norms(model, rank=run.rank)

@@ -107,8 +107,8 @@ def watch(
     scorer = _scorer(trainer, chosen, Canaries.of(canaries))
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
-    steps = _steps(trainer, scalars.seam, chosen, Wishes(keep, wish, kept, scorer, text=text))
-    tap_stages(trainer, scalars.seam)
+    steps = _steps(trainer, scalars.error_boundary, chosen, Wishes(keep, wish, kept, scorer, text=text))
+    tap_stages(trainer, scalars.error_boundary)
     trainer.add_callback(scalars)
     report_crashes(trainer, scalars, steps)
     return recording
@@ -139,15 +139,15 @@ class Wishes:
     text: bool
 
 
-def _steps(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> StepCallback:
+def _steps(trainer: Any, error_boundary: ErrorBoundary, level: Level, wishes: Wishes) -> StepCallback:
     reason = obstacle(trainer)
     if reason is None:
-        return _tap(trainer, seam, level, wishes)
+        return _tap(trainer, error_boundary, level, wishes)
     logger.warning("rlwatch records the log, the raw loss and gradients, but nothing per token: %s", reason)
-    return tap(trainer, seam, level, wishes.snapshots)
+    return tap(trainer, error_boundary, level, wishes.snapshots)
 
 
-def _tap(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> RolloutStepCallback:
+def _tap(trainer: Any, error_boundary: ErrorBoundary, level: Level, wishes: Wishes) -> RolloutStepCallback:
     """Attach the hooks. Their callback precedes that of the logged scalars, so that a step's tensors precede its log
     row.
     """
@@ -158,12 +158,12 @@ def _tap(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> Rol
         rank=trainer.args.process_index,
     )
     decode = _decoder(trainer.processing_class) if wishes.text else None
-    localiser = localiser_of(seam, wishes.localise, decode)
-    taps = TrlTaps(trainer, seam, level, sampled, localiser, canaries=wishes.canaries)
+    localiser = localiser_of(error_boundary, wishes.localise, decode)
+    taps = TrlTaps(trainer, error_boundary, level, sampled, localiser, canaries=wishes.canaries)
     if level.includes(Level.TOKENS):
         taps.attach()
-    keeper = keeper_of(wishes.snapshots, partial(holdings, trainer), seam)
-    steps = RolloutStepCallback(trainer, taps, seam, decode, keeper)
+    keeper = keeper_of(wishes.snapshots, partial(holdings, trainer), error_boundary)
+    steps = RolloutStepCallback(trainer, taps, error_boundary, decode, keeper)
     trainer.add_callback(steps)
     if trainer.args.logging_nan_inf_filter:
         logger.info("the trainer hides NaN losses from its log (logging_nan_inf_filter); loss/raw is read from the tap")
@@ -186,21 +186,21 @@ def _decoder(processing_class: Any) -> Any:
 class RolloutStepCallback(StepCallback):
     """Callback for GRPO and RLOO that records each step and executes commands.
 
-    It waits for the device only before the rollouts. ``taps`` measure the trainer, ``seam`` is the error boundary that
-    leads to the run. ``decode`` converts token ids to text. ``snapshots`` takes snapshots (None: off).
+    It waits for the device only before the rollouts. ``taps`` measure the trainer, ``error_boundary`` is the error
+    boundary that leads to the run. ``decode`` converts token ids to text. ``snapshots`` takes snapshots (None: off).
     """
 
     def __init__(
         self,
         trainer: Any,
         taps: TrlTaps,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         decode: Decode | None = None,
         snapshots: SnapshotKeeper | None = None,
     ) -> None:
-        self._orders = Control(trainer, seam, self.newest, RunRanks(seam), snapshots=snapshots)
+        self._orders = Control(trainer, error_boundary, self.newest, RunRanks(error_boundary), snapshots=snapshots)
         self._trl_taps = taps
-        super().__init__(taps, seam, lambda _latest: self._orders, decode)
+        super().__init__(taps, error_boundary, lambda _latest: self._orders, decode)
 
     @override
     def deliver(self, *, wait: bool = True) -> None:
@@ -208,11 +208,11 @@ class RolloutStepCallback(StepCallback):
         super().deliver(wait=wait)
         if self.latest is not before:
             self._trl_taps.delivered(self.latest)
-            self.seam.attempt(SYNC_TAP, self._note_weights)
+            self.error_boundary.attempt(SYNC_TAP, self._note_weights)
 
     def _note_weights(self) -> None:
         """Record an event when the engine's weights begin or cease to equal the trainer's."""
-        run, step = self.seam.run, int(self._trl_taps.trainer.state.global_step)
+        run, step = self.error_boundary.run, int(self._trl_taps.trainer.state.global_step)
         changed = self._trl_taps.comparison.changed(step, self.latest)
         if changed is not None and run is not None:
             run.event(EVENT, step, **changed)
@@ -222,8 +222,10 @@ class RolloutStepCallback(StepCallback):
         """Record changed settings at the end of ``step``, and changes of the reference by TRL's ``sync_ref_model``,
         which reset the KL.
         """
-        run = self.seam.run
-        for change in (self.seam.attempt("settings", self._trl_taps.changed) or []) if run is not None else []:
+        run = self.error_boundary.run
+        for change in (
+            (self.error_boundary.attempt("settings", self._trl_taps.changed) or []) if run is not None else []
+        ):
             run.event(SETTING, step, **change)
         if run is not None and getattr(args, "sync_ref_model", False) and step % args.ref_model_sync_steps == 0:
             mixup = args.ref_model_mixup_alpha

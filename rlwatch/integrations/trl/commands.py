@@ -39,32 +39,32 @@ class Control:
     def __init__(
         self,
         trainer: Any,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         latest: Callable[[], Mapping[str, float]],
         ranks: Ranks | None = None,
         *,
         snapshots: SnapshotKeeper | None = None,
     ) -> None:
         self.loop = TrainerLoop()
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._snapshots = snapshots
-        self.kept = KeptReference(lambda: anchored(trainer), seam, self._writes)
+        self.kept = KeptReference(lambda: anchored(trainer), error_boundary, self._writes)
         self._trainer = trainer
-        coefficient = SetKLCoef(lambda: kl_coef(trainer), lambda value: set_kl_coef(trainer, value), seam)
+        coefficient = SetKLCoef(lambda: kl_coef(trainer), lambda value: set_kl_coef(trainer, value), error_boundary)
         adjusts = [Adjust(kind, setting) for kind, setting in settings_of(trainer).items()]
         adjusts.append(self.loop.clipping())
-        self._settings = KeptSettings([coefficient, *adjusts], seam, self._writes)
-        self._resumed = ResumedFrom(trainer, seam)
+        self._settings = KeptSettings([coefficient, *adjusts], error_boundary, self._writes)
+        self._resumed = ResumedFrom(trainer, error_boundary)
         handlers: list[CommandHandler] = [
-            ResetReference(lambda: anchored(trainer), seam, self._reset_done),
+            ResetReference(lambda: anchored(trainer), error_boundary, self._reset_done),
             coefficient,
             Rollback(snapshots, RollbackMeans(self.loop.step, self.loop.paced, lambda _step: drop_rollouts(trainer))),
             *adjusts,
             SyncWeights(lambda: synced(trainer)),
-            *self.loop.handlers(seam, latest),
+            *self.loop.handlers(error_boundary, latest),
         ]
         handlers += [] if snapshots is None else [TakeTogether(snapshots)]
-        self._controller = Controller(seam, handlers, ranks, latest)
+        self._controller = Controller(error_boundary, handlers, ranks, latest)
 
     def obey(self, step: int) -> None:
         """Execute waiting commands after ``step``, if new rollouts are generated next.
@@ -74,7 +74,7 @@ class Control:
         if self.at_boundary():
             self._controller.obey(step)
             if self._snapshots is not None:
-                self._seam.attempt("snapshot", self._snapshots.look, step)
+                self._error_boundary.attempt("snapshot", self._snapshots.look, step)
 
     def begin(self, step: int) -> None:
         """Restore the reference and the settings from the checkpoint that training resumes from, if any, and take the
@@ -87,7 +87,7 @@ class Control:
             self.kept.restore(checkpoint, self._controller, step)
             self._settings.restore(checkpoint, self._controller, step)
         if self._snapshots is not None:
-            self._seam.attempt("snapshot", self._snapshots.begin, step)
+            self._error_boundary.attempt("snapshot", self._snapshots.begin, step)
         self._controller.begin(step)
 
     def saved(self, step: int) -> None:

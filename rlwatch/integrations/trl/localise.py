@@ -52,13 +52,13 @@ def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise
 class TrainerLocalising:
     """Link between a TRL trainer and ``localiser``, which passes on the trainer's loss passes and gradients.
 
-    ``seam`` is the error boundary around the measurement.
+    ``error_boundary`` is the error boundary around the measurement.
     """
 
-    def __init__(self, trainer: Any, seam: ErrorBoundary, localiser: Localiser) -> None:
+    def __init__(self, trainer: Any, error_boundary: ErrorBoundary, localiser: Localiser) -> None:
         self.localiser = localiser
         self._trainer = trainer
-        self._tap = LossPassTap(trainer, seam, localiser.passes)
+        self._tap = LossPassTap(trainer, error_boundary, localiser.passes)
         self._inputs: list[Mapping[str, Any]] = []
         self._generated: Generated | None = None
         self._generations = 0
@@ -266,9 +266,9 @@ class TrainerForwardCall:
 class LossPassTap:
     """Hook on the forward pass of the loss in one trainer, which keeps the passes in ``passes``."""
 
-    def __init__(self, trainer: Any, seam: ErrorBoundary, passes: RecordedPasses) -> None:
+    def __init__(self, trainer: Any, error_boundary: ErrorBoundary, passes: RecordedPasses) -> None:
         self._trainer = trainer
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._passes = passes
         self._latest: tuple[TrainerForwardCall, Outputs] | None = None
 
@@ -278,11 +278,11 @@ class LossPassTap:
 
         def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
             looks = bool(kwargs.get("compute_entropy")) and live()
-            before = self._seam.attempt("loss pass", RandomState.now) if looks else None
+            before = self._error_boundary.attempt("loss pass", RandomState.now) if looks else None
             result = original(model, *args, **kwargs)
             if before is not None:
                 given = dict(zip(POSITIONAL, args, strict=False)) | kwargs
-                self._seam.attempt("loss pass", self._note, result, before, original, model, given)
+                self._error_boundary.attempt("loss pass", self._note, result, before, original, model, given)
             return result
 
         setattr(self._trainer, METHOD, Tapped(original, tapped))

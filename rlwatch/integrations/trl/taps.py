@@ -70,22 +70,22 @@ class TrlTaps(TrainerTaps):
     def __init__(
         self,
         trainer: Any,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         level: Level = Level.FULL,
         sampled: Sampled | None = None,
         localiser: Localiser | None = None,
         *,
         canaries: CanaryScorer | None = None,
     ) -> None:
-        super().__init__(trainer, seam, level)
+        super().__init__(trainer, error_boundary, level)
         self._canaries = canaries
-        self._localising = None if localiser is None else TrainerLocalising(trainer, seam, localiser)
+        self._localising = None if localiser is None else TrainerLocalising(trainer, error_boundary, localiser)
         self._generations = Generations(trainer, full=level.includes(Level.FULL))
         self.sampled = sampled or Sampled()
         self._forward: tuple[Tensor, Tensor | None] | None = None
         self._passes = GenerationPasses(full=level.includes(Level.FULL))
         self._settings = TrainerSettings(attributes(trainer, NUMBERS), attributes(trainer, OPTIONS))
-        self._reward_functions = RewardFunctions(trainer, seam)
+        self._reward_functions = RewardFunctions(trainer, error_boundary)
         self.comparison = SyncComparison()
         tokenizer = getattr(trainer, "processing_class", None)
         self._control = control_tokens(getattr(tokenizer, "tokenizer", tokenizer))
@@ -114,9 +114,9 @@ class TrlTaps(TrainerTaps):
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            run = self._seam.run
+            run = self._error_boundary.run
             if run is not None and run.measures:
-                self._seam.attempt(SYNC_TAP, self._compare_weights, client)
+                self._error_boundary.attempt(SYNC_TAP, self._compare_weights, client)
             return result
 
         client.sync_weights = Tapped(original, tapped)  # type: ignore[union-attr]
@@ -129,9 +129,11 @@ class TrlTaps(TrainerTaps):
             return
 
         def tapped(metadata: Any, named_params: Any, *args: Any, **kwargs: Any) -> Any:
-            run = self._seam.run
+            run = self._error_boundary.run
             if run is not None and run.measures:
-                named_params = self.comparison.sent(self.trainer.model, named_params, self._seam, self._add_sent)
+                named_params = self.comparison.sent(
+                    self.trainer.model, named_params, self._error_boundary, self._add_sent
+                )
             return original(metadata, named_params, *args, **kwargs)
 
         server.update_named_params = Tapped(original, tapped)  # type: ignore[union-attr]
@@ -158,8 +160,8 @@ class TrlTaps(TrainerTaps):
                 try:
                     result = original(*args, **kwargs)
                 finally:
-                    self._seam.attempt(TAP, self._count_rewards)
-            self._seam.attempt("canaries", self._score_canaries)
+                    self._error_boundary.attempt(TAP, self._count_rewards)
+            self._error_boundary.attempt("canaries", self._score_canaries)
             return result
 
         self.trainer._calculate_rewards = Tapped(original, metered)  # noqa: SLF001
@@ -178,7 +180,7 @@ class TrlTaps(TrainerTaps):
     @override
     def take(self) -> StepTally:
         tally = super().take()
-        for name, value in (self._seam.attempt("settings", self._settings.values) or {}).items():
+        for name, value in (self._error_boundary.attempt("settings", self._settings.values) or {}).items():
             tally.add_number(name, value)
         for name, value in self.sampled.take().items():
             tally.add_number(name, value)
@@ -205,7 +207,7 @@ class TrlTaps(TrainerTaps):
     @override
     def complete(self, total: Tensor | float | None) -> None:
         if self._localising is not None:
-            self._seam.attempt("localisation", self._complete, self._localising, total)
+            self._error_boundary.attempt("localisation", self._complete, self._localising, total)
 
     def _complete(self, localising: TrainerLocalising, total: Tensor | float | None) -> None:
         localising.check(total)
@@ -255,7 +257,7 @@ class TrlTaps(TrainerTaps):
         with torch.no_grad():
             logps = self._passes.with_reference(result)
             self.tally.add_stats(self._passes.take(result))
-        run = self._seam.run
+        run = self._error_boundary.run
         if scored is not None and run is not None:
             self.sampled.offer(run, self.trainer, scored, logps)
 

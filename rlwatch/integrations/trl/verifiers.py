@@ -24,13 +24,13 @@ class RewardFunctions:
 
     Between such calls ``trainer.reward_funcs`` are the user's own objects, which a callback may read, change or
     replace. Reward models are not wrapped: TRL calls a module in another way, and its time is that of a device.
-    ``seam`` is the error boundary around the measurement.
+    ``error_boundary`` is the error boundary around the measurement.
     """
 
-    def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
-        self.meter = VerifierMeter(seam)
+    def __init__(self, trainer: Any, error_boundary: ErrorBoundary) -> None:
+        self.meter = VerifierMeter(error_boundary)
         self._trainer = trainer
-        self._seam = seam
+        self._error_boundary = error_boundary
 
     def names(self) -> list[str]:
         """Return the names of all reward functions; of several with the same name the later ones are numbered."""
@@ -43,7 +43,7 @@ class RewardFunctions:
         Exceptions of the block propagate unchanged.
         """
         trainer, given = self._trainer, getattr(self._trainer, "reward_funcs", None)
-        measured = self._seam.attempt(TAP, self._measured)
+        measured = self._error_boundary.attempt(TAP, self._measured)
         if measured is not None:
             trainer.reward_funcs = measured
         try:

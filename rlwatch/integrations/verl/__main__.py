@@ -80,7 +80,7 @@ def setup_hook(first: Callable[[], Any] | str | None = None) -> Callable[[], Non
             first()
         try:
             import_module("rlwatch.integrations.verl.plugin").load()
-        except Exception as error:  # noqa: BLE001  (a seam of integrations: a worker must start all the same)
+        except Exception as error:  # noqa: BLE001  (an error boundary of integrations: a worker must start all the same)
             import logging
 
             logging.getLogger("rlwatch").warning(

@@ -74,7 +74,7 @@ class Backend:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.seam = ErrorBoundary(run)
+        self.error_boundary = ErrorBoundary(run)
         self._made_in = threading.get_ident()
 
     @guarded
@@ -270,7 +270,7 @@ def _load_checkpoint(original: Method) -> Method:
         driver = getattr(self, HELD, None)
         if driver is not None:
             driver.attach()
-            driver.seam.attempt("checkpoint", driver.loaded)
+            driver.error_boundary.attempt("checkpoint", driver.loaded)
         return result
 
     return load
@@ -294,7 +294,7 @@ def watched_fit(original: Method) -> Method:
                 deadline_s = ENDED_S
                 return result
             finally:
-                driver.seam.attempt("last steps", driver.settle, deadline_s)
+                driver.error_boundary.attempt("last steps", driver.settle, deadline_s)
 
     return fit
 
@@ -318,9 +318,9 @@ def tap_steps(trainer: Any, driver: VerlDriver) -> None:
     The instance is changed, because subclasses override these methods without calling ``super``.
     """
     driver.run.stages.by_rows = True
-    tap_methods(trainer, STAGES, driver.seam)
-    tap_methods(getattr(trainer, "replay_buffer", None), {"sample": "sampling"}, driver.seam)
-    tap_methods(getattr(trainer, "checkpoint_manager", None), {"update_weights": "weight_sync"}, driver.seam)
+    tap_methods(trainer, STAGES, driver.error_boundary)
+    tap_methods(getattr(trainer, "replay_buffer", None), {"sample": "sampling"}, driver.error_boundary)
+    tap_methods(getattr(trainer, "checkpoint_manager", None), {"update_weights": "weight_sync"}, driver.error_boundary)
     _hook(trainer, "on_step_end", driver, before=driver.obey)
     _hook(trainer, "_save_checkpoint", driver, after=lambda *_args, **_kwargs: driver.saved())
     _hook(trainer, "_compute_metrics", driver, after=lambda batch, *_args, **_kwargs: driver.measure(batch))
@@ -342,10 +342,10 @@ def _hook(
     @wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
-            driver.seam.attempt(name, before)
+            driver.error_boundary.attempt(name, before)
         result = original(*args, **kwargs)
         if after is not None:
-            driver.seam.attempt(name, after, *args, **kwargs)
+            driver.error_boundary.attempt(name, after, *args, **kwargs)
         return result
 
     setattr(trainer, name, hooked)

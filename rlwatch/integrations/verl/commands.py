@@ -44,21 +44,21 @@ class ResetOnWorkers(OnWorkers):
     """Handler of the command ``reset-reference`` in verl, at a boundary where no log-probs of the reference wait to be
     used.
 
-    ``checkpoints`` saves the new reference. ``seam`` is the error boundary that leads to the run's health, for the veto
-    during a collapse.
+    ``checkpoints`` saves the new reference. ``error_boundary`` is the error boundary that leads to the run's health,
+    for the veto during a collapse.
     """
 
-    def __init__(self, trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: ErrorBoundary) -> None:
+    def __init__(self, trainer: Any, workers: Workers, checkpoints: Checkpoints, error_boundary: ErrorBoundary) -> None:
         super().__init__("reset-reference", workers)
         self._trainer = trainer
         self._checkpoints = checkpoints
-        self._seam = seam
+        self._error_boundary = error_boundary
 
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` if there is no reference, during a collapse, or with the reason of any rank that
         refuses.
         """
-        trainer, run = self._trainer, self._seam.run
+        trainer, run = self._trainer, self._error_boundary.run
         if not trainer.use_reference_policy:
             raise RLWatchError("there is no reference: neither actor.use_kl_loss nor algorithm.use_kl_in_reward is set")
         if trainer.ref_policy_wg is not trainer.actor_rollout_wg:
@@ -111,12 +111,14 @@ class LowerLROnWorkers(OnWorkers):
         return Command("", "", self.kind, {"scale": 1.0}, requested_by="rlwatch", why=why)
 
 
-def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: ErrorBoundary) -> list[CommandHandler]:
+def handlers(
+    trainer: Any, workers: Workers, checkpoints: Checkpoints, error_boundary: ErrorBoundary
+) -> list[CommandHandler]:
     """Return the handlers of commands for verl's ``trainer``, except ``set-kl-coef``, pause and resume."""
     return [
-        ResetOnWorkers(trainer, workers, checkpoints, seam),
+        ResetOnWorkers(trainer, workers, checkpoints, error_boundary),
         LowerLROnWorkers(workers),
-        SaveCheckpoint(checkpoints.save, checkpoints.kept, seam),
+        SaveCheckpoint(checkpoints.save, checkpoints.kept, error_boundary),
         Stop(stopper(trainer, checkpoints)),
     ]
 
@@ -190,14 +192,14 @@ class Checkpoints:
     """verl's checkpoints of one trainer, and the reference that is saved with each of them once it was reset.
 
     A reset belongs to the checkpoint of the step that it followed, and to all later ones. So a resume from any
-    checkpoint has the reference that training had there. ``workers`` makes remote calls to all ranks, ``seam`` is the
-    error boundary that leads to the run.
+    checkpoint has the reference that training had there. ``workers`` makes remote calls to all ranks,
+    ``error_boundary`` is the error boundary that leads to the run.
     """
 
-    def __init__(self, trainer: Any, workers: Workers, seam: ErrorBoundary) -> None:
+    def __init__(self, trainer: Any, workers: Workers, error_boundary: ErrorBoundary) -> None:
         self._trainer = trainer
         self._workers = workers
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._saved: int | None = None
         self._facts: ReferenceFacts | None = None
 
@@ -226,18 +228,18 @@ class Checkpoints:
         If it was not, a reference that an earlier attempt left there, of steps that were undone since, is removed.
         """
         self._saved = self._trainer.global_steps
-        self._seam.attempt("reference of a checkpoint", self._forget if self._facts is None else self._keep)
+        self._error_boundary.attempt("reference of a checkpoint", self._forget if self._facts is None else self._keep)
 
     def changed(self, command: Command, fingerprint: str) -> None:
         """Record that ``command`` has just reset the reference, which now has this ``fingerprint``."""
         step = int(self._trainer.global_steps)
         self._facts = ReferenceFacts(step, command.command_id, fingerprint, command.requested_by, command.why)
         if self._saved == self._trainer.global_steps:
-            self._seam.attempt("reference of a checkpoint", self._keep)
+            self._error_boundary.attempt("reference of a checkpoint", self._keep)
 
     def loaded(self) -> None:
         """Restore the reference saved with the checkpoint that verl has just loaded, if there is one."""
-        self._seam.attempt("reference of a checkpoint", self._restore)
+        self._error_boundary.attempt("reference of a checkpoint", self._restore)
 
     @property
     def here(self) -> Path:
@@ -311,8 +313,8 @@ class Checkpoints:
         self._event(kind, checkpoint, reason=str(problem))
 
     def _event(self, kind: str, checkpoint: Path, **body: JSON) -> None:
-        if self._seam.run is not None:
-            self._seam.run.event(kind, self._trainer.global_steps, checkpoint=str(checkpoint), **body)
+        if self._error_boundary.run is not None:
+            self._error_boundary.run.event(kind, self._trainer.global_steps, checkpoint=str(checkpoint), **body)
 
     @staticmethod
     def _reference_of(checkpoint: Path) -> Path:

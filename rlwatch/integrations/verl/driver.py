@@ -68,8 +68,8 @@ class VerlDriver:
 
     def __init__(self, trainer: Any, run: Run, settings: VerlSettings) -> None:
         self.run = run
-        self.seam = ErrorBoundary(run)
-        self.statistics = Statistics(self.seam, settings)
+        self.error_boundary = ErrorBoundary(run)
+        self.statistics = Statistics(self.error_boundary, settings)
         self.trainer = trainer
         self._settings = settings
         self.attached = False
@@ -97,11 +97,11 @@ class VerlDriver:
         """
         step = int(self.trainer.global_steps)
         if self.snapshots is not None:
-            self.seam.attempt("snapshot", self.snapshots.begin, step)
+            self.error_boundary.attempt("snapshot", self.snapshots.begin, step)
         if self.checkpoints is None or self._kept is None or self.controller is None or not step:
             return
         self.checkpoints.loaded()
-        self.seam.attempt(
+        self.error_boundary.attempt(
             "settings of a checkpoint", self._kept.restore, self.checkpoints.origin, self.controller, step
         )
 
@@ -109,7 +109,7 @@ class VerlDriver:
         """Add the reset reference and changed settings to the checkpoint that verl has just saved."""
         if self.checkpoints is not None and self._kept is not None:
             self.checkpoints.saved()
-            self.seam.attempt("settings of a checkpoint", self._kept.save, self.checkpoints.here)
+            self.error_boundary.attempt("settings of a checkpoint", self._kept.save, self.checkpoints.here)
 
     def obey(self) -> None:
         """Execute commands, while the policy of this step is final and the rollout engine still sleeps."""
@@ -117,7 +117,7 @@ class VerlDriver:
             step = int(self.trainer.global_steps)
             self.controller.obey(step)
             if self.snapshots is not None:
-                self.seam.attempt("snapshot", self.snapshots.look, step)
+                self.error_boundary.attempt("snapshot", self.snapshots.look, step)
 
     def measure(self, meta: Any) -> None:
         """Read the step's batch, described by ``meta`` (a ``KVBatchMeta``), before verl drops it.
@@ -128,21 +128,21 @@ class VerlDriver:
             self.statistics.pass_over()
             return
         step, answers = int(self.trainer.global_steps), None
-        rows = self.seam.attempt("batch", self._rows, meta, step)
+        rows = self.error_boundary.attempt("batch", self._rows, meta, step)
         if self._workers is not None:  # asked even if there is no room: what they keep of this step must go
             before = rows is not None and rows.chosen is not None
-            answers = self.seam.attempt("workers", self._workers.ask, "collect", step, before)
+            answers = self.error_boundary.attempt("workers", self._workers.ask, "collect", step, before)
         if self.statistics.thread.room():
-            fetched = None if rows is None else self.seam.attempt("batch", self._fetch, meta, step, rows)
+            fetched = None if rows is None else self.error_boundary.attempt("batch", self._fetch, meta, step, rows)
             self.statistics.submit(step, fetched, answers)
         else:
             self.statistics.pass_over()
 
     def settle(self, deadline_s: float) -> None:
         """Wait for the statistics of the last steps, at most ``deadline_s`` seconds, after training has ended."""
-        self.seam.attempt("last steps", self.statistics.close, deadline_s)
-        if self.seam.errors:
-            failing(f"{self.seam.errors} errors in the driver, see its log")
+        self.error_boundary.attempt("last steps", self.statistics.close, deadline_s)
+        if self.error_boundary.errors:
+            failing(f"{self.error_boundary.errors} errors in the driver, see its log")
 
     def _attach(self) -> None:
         trainer = self.trainer
@@ -158,16 +158,16 @@ class VerlDriver:
             "run_id": self.run.info.run_id,
         }
         self._attached(accepted(workers.call("attach", given)))
-        self.seam.attempt("tokenizer", self._decode, trainer.tokenizer)
+        self.error_boundary.attempt("tokenizer", self._decode, trainer.tokenizer)
         self._workers = workers
-        self.checkpoints = Checkpoints(trainer, workers, self.seam)
+        self.checkpoints = Checkpoints(trainer, workers, self.error_boundary)
         coefficient = Coefficient(trainer, workers)
-        set_kl = SetKLCoef(coefficient.read, coefficient.write, self.seam)
-        self._kept = KeptSettings([set_kl], self.seam, lambda: True)
-        ledger = self.snapshots = ledger_of(self._settings.snapshots, workers, self.seam)
+        set_kl = SetKLCoef(coefficient.read, coefficient.write, self.error_boundary)
+        self._kept = KeptSettings([set_kl], self.error_boundary, lambda: True)
+        ledger = self.snapshots = ledger_of(self._settings.snapshots, workers, self.error_boundary)
         saving = saving_handlers(ledger, workers, lambda: int(trainer.global_steps), self.statistics.when_measured)
-        commands = [*handlers(trainer, workers, self.checkpoints, self.seam), *saving, set_kl]
-        self.controller = Controller(self.seam, commands, measured=self.statistics.when_measured)
+        commands = [*handlers(trainer, workers, self.checkpoints, self.error_boundary), *saving, set_kl]
+        self.controller = Controller(self.error_boundary, commands, measured=self.statistics.when_measured)
 
     def _attached(self, replies: Sequence[Reply]) -> None:
         missing = {part: str(reason) for reply in replies for part, reason in reply["missing"].items()}
@@ -229,19 +229,19 @@ class Fetched:
 class Statistics:
     """Computation and recording of the statistics of steps, in order, on a background thread.
 
-    ``seam`` is the error boundary that leads to the run, ``settings`` are those of ``trainer.rlwatch``.
+    ``error_boundary`` is the error boundary that leads to the run, ``settings`` are those of ``trainer.rlwatch``.
     """
 
-    def __init__(self, seam: ErrorBoundary, settings: VerlSettings) -> None:
+    def __init__(self, error_boundary: ErrorBoundary, settings: VerlSettings) -> None:
         self.reading = BatchSettings()
         self.budget = SamplingBudget(settings.budget_ms)
         self.numbers: dict[str, float] = {}
         self.decode: Decode | None = None
         self.texts: Texts | None = None
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._full = settings.level.includes(Level.FULL)
         self._refused = 0
-        self.thread = StepThread(seam, "rlwatch-verl")
+        self.thread = StepThread(error_boundary, "rlwatch-verl")
         self._awaited: list[tuple[int, OnMetrics]] = []
         self._lock = Lock()
 
@@ -261,7 +261,7 @@ class Statistics:
             due = [each for each in self._awaited if step is None or each[0] <= step]
             self._awaited = [each for each in self._awaited if each not in due]
         for awaited, on_metrics in due:
-            self._seam.attempt("metrics of a step", on_metrics, metrics if awaited == step else {})
+            self._error_boundary.attempt("metrics of a step", on_metrics, metrics if awaited == step else {})
 
     def submit(self, step: int, fetched: Fetched | None, answers: Answers | None) -> None:
         """Queue the computation of ``step`` from its batch and from the workers' ``answers``, of which either may be
@@ -277,22 +277,22 @@ class Statistics:
             self.texts.close()
 
     def _guarded(self, step: int, fetched: Fetched | None, answers: Answers | None) -> None:
-        metrics = self._seam.guard_background("statistics", self._record, step, fetched, answers)
+        metrics = self._error_boundary.guard_background("statistics", self._record, step, fetched, answers)
         self._hand_over(step, metrics or {})
 
     def _record(self, step: int, fetched: Fetched | None, answers: Answers | None) -> Mapping[str, float]:
-        run = self._seam.run
+        run = self._error_boundary.run
         if run is None:
             return {}
-        replies = [] if answers is None else self._seam.attempt("workers", _gathered, answers) or []
+        replies = [] if answers is None else self._error_boundary.attempt("workers", _gathered, answers) or []
         for reply in replies:
             self.thread.count_errors(f"worker {reply['rank']}", int(reply.get("errors", 0)))
         begin, tokens = time.thread_time(), None
         every = None if fetched is None else fetched.every
-        tally, batch = StepTally(), None if fetched is None else self._seam.attempt("batch", fetched.read)
+        tally, batch = StepTally(), None if fetched is None else self._error_boundary.attempt("batch", fetched.read)
         if batch is not None:
-            tokens = self._seam.attempt("batch statistics", self._add_batch, tally, batch, every)
-            self._seam.attempt("text", self._add_text, tally, run, step, batch)
+            tokens = self._error_boundary.attempt("batch statistics", self._add_batch, tally, batch, every)
+            self._error_boundary.attempt("text", self._add_text, tally, run, step, batch)
         for name, value in self.numbers.items():
             tally.add_number(name, value)
         parcels = {int(reply["rank"]): reply["parcel"] for reply in replies if "parcel" in reply}
@@ -302,8 +302,8 @@ class Statistics:
         run.log(whole.metrics, step=step)
         for spikes in whole.spikes:
             run.log_spikes(spikes)
-        self._seam.attempt("localised spikes", _write_localised, replies, step, run)
-        self._seam.attempt("localised spikes", self._count_refused, replies, run)
+        self._error_boundary.attempt("localised spikes", _write_localised, replies, step, run)
+        self._error_boundary.attempt("localised spikes", self._count_refused, replies, run)
         return whole.metrics
 
     def _add_batch(self, tally: StepTally, batch: StepBatch, every: EveryResponse | None) -> int:

@@ -41,16 +41,16 @@ class RankLocalising:
     """Localisation of gradient spikes on one rank: it keeps the loss passes of each optimizer step, and examines its
     gradient before use.
 
-    ``engine`` is verl's engine of the actor, ``seam`` the error boundary, ``world`` the ranks that localise together.
-    ``decode`` converts token ids to text; None: no text is kept.
+    ``engine`` is verl's engine of the actor, ``error_boundary`` the error boundary, ``world`` the ranks that localise
+    together. ``decode`` converts token ids to text; None: no text is kept.
     """
 
     def __init__(
-        self, engine: Any, seam: ErrorBoundary, settings: Localise, world: World, decode: Decode | None = None
+        self, engine: Any, error_boundary: ErrorBoundary, settings: Localise, world: World, decode: Decode | None = None
     ) -> None:
-        self.localiser = Localiser(seam, settings, decode=decode, world=world)
+        self.localiser = Localiser(error_boundary, settings, decode=decode, world=world)
         self.localiser.expects = True
-        self._tap = EngineLossPassTap(engine, seam, self.localiser.passes)
+        self._tap = EngineLossPassTap(engine, error_boundary, self.localiser.passes)
         self._engine = engine
         self._settings = settings
         self._decode = decode
@@ -60,7 +60,7 @@ class RankLocalising:
         self._localised: list[Located] = []
 
     @classmethod
-    def of(cls, worker: Any, seam: ErrorBoundary, settings: Localise, *, text: bool = False) -> Self:
+    def of(cls, worker: Any, error_boundary: ErrorBoundary, settings: Localise, *, text: bool = False) -> Self:
         """Create the localisation for the actor of verl's ``worker``.
 
         With ``text``, the text of the reported tokens is kept. A collective: every rank calls it. Raises
@@ -76,7 +76,7 @@ class RankLocalising:
         if reason is not None:
             raise RLWatchError(reason)
         tokenizer = getattr(engine.model_config, "tokenizer", None) if text else None
-        return cls(engine, seam, settings, world, getattr(tokenizer, "decode", None))
+        return cls(engine, error_boundary, settings, world, getattr(tokenizer, "decode", None))
 
     def attach(self) -> None:
         """Wrap the engine's forward step, so that the loss passes are kept."""
@@ -219,9 +219,9 @@ class ForwardStepCall:
 class EngineLossPassTap:
     """Hook on the forward passes of one engine that a backward pass follows; it keeps them in ``passes``."""
 
-    def __init__(self, engine: Any, seam: ErrorBoundary, passes: RecordedPasses) -> None:
+    def __init__(self, engine: Any, error_boundary: ErrorBoundary, passes: RecordedPasses) -> None:
         self._engine = engine
-        self._seam = seam
+        self._error_boundary = error_boundary
         self._passes = passes
         self._call: ForwardStepCall | None = None
 
@@ -232,7 +232,7 @@ class EngineLossPassTap:
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not kwargs.get("forward_only", True):
-                self._call = self._seam.attempt("loss pass", _begun, original, args, kwargs)
+                self._call = self._error_boundary.attempt("loss pass", _begun, original, args, kwargs)
             try:
                 return original(*args, **kwargs)
             finally:
@@ -255,7 +255,7 @@ class EngineLossPassTap:
             tokens, rewards = tokens_of(data, detached, where), rewards_of(data, where)
         again = _Again(call, where.width)
         one = self._passes.add(again, detached, tokens, random=call.random, drew=drew, rewards=rewards)
-        self._seam.attempt("whose responses", lambda: one.identify(identity_of(data, one.shape[0])))
+        self._error_boundary.attempt("whose responses", lambda: one.identify(identity_of(data, one.shape[0])))
         for name, part in parts.items():
             if part.requires_grad:
                 part.register_hook(self._passes.contained(_Reader(one.coefficients, name, where)))  # type: ignore[no-untyped-call]

@@ -29,8 +29,8 @@ WhenMeasured = Callable[[int, OnMetrics], None]
 class SnapshotLedger(SnapshotKeeper):
     """The driver's list of the snapshots that its workers hold: the step of each, and whether it is good."""
 
-    def __init__(self, settings: Snapshots, workers: Workers, seam: ErrorBoundary) -> None:
-        super().__init__(settings, _elsewhere, seam)
+    def __init__(self, settings: Snapshots, workers: Workers, error_boundary: ErrorBoundary) -> None:
+        super().__init__(settings, _elsewhere, error_boundary)
         self._workers = workers
         self._size = 0
 
@@ -228,9 +228,16 @@ def saving_handlers(
     return made if ledger is None else [*made, TakeTogether(ledger)]
 
 
-def ledger_of(settings: Mapping[str, Any] | None, workers: Workers, seam: ErrorBoundary) -> SnapshotLedger | None:
+def ledger_of(
+    settings: Mapping[str, Any] | None, workers: Workers, error_boundary: ErrorBoundary
+) -> SnapshotLedger | None:
     """Return the driver's list of snapshots, or None if ``settings`` is None (snapshots are off).
 
-    ``settings`` are fields of :class:`~rlwatch.integrations.snapshots.Snapshots`; ``seam`` is the error boundary.
+    ``settings`` are fields of :class:`~rlwatch.integrations.snapshots.Snapshots`; ``error_boundary`` is the error
+    boundary.
     """
-    return None if settings is None else SnapshotLedger(replace(Snapshots(**settings), where=None), workers, seam)
+    return (
+        None
+        if settings is None
+        else SnapshotLedger(replace(Snapshots(**settings), where=None), workers, error_boundary)
+    )

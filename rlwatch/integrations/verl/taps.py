@@ -60,7 +60,7 @@ class WorkerTaps:
         verl's ``TrainingWorker`` of the actor: its ``loss_fn`` and ``engine`` are wrapped on the instance.
     registry
         verl's registry of policy losses, by name; all entries are wrapped, new ones at the next :meth:`take`.
-    seam
+    error_boundary
         Error boundary that contains errors of the measurement.
     level
         Level of detail of the measurements.
@@ -78,7 +78,7 @@ class WorkerTaps:
         self,
         actor: Any,
         registry: MutableMapping[str, Loss],
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         level: Level,
         *,
         bypass: bool = False,
@@ -89,7 +89,7 @@ class WorkerTaps:
         self.tally = StepTally()
         self._actor = actor
         self._registry = registry
-        self.seam = seam
+        self.error_boundary = error_boundary
         self._level = level
         self._bypass = bypass
         self._truncation = truncation
@@ -123,12 +123,12 @@ class WorkerTaps:
         ``before``: from now on measure the policy before the update as well.
         """
         tally, self.tally, self.tokens = self.tally, StepTally(), 0
-        self.seam.attempt("policy loss", tally.measure)
+        self.error_boundary.attempt("policy loss", tally.measure)
         if self._before:
             tally.stats = compacted(tally.stats)
         self._before = before and not self._bypass
         if self._level.includes(Level.TOKENS):
-            self.seam.attempt("policy losses", self._wrap_registry)
+            self.error_boundary.attempt("policy losses", self._wrap_registry)
         return tally
 
     def _wrap_loss_fn(self) -> None:
@@ -138,14 +138,14 @@ class WorkerTaps:
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             self._data = kwargs.get("data")
-            if self._localising is not None and self.seam.works(SPIKE) and torch.is_grad_enabled():
-                self.seam.attempt("loss pass", self._localising.keep, kwargs.get("model_output"), self._data)
+            if self._localising is not None and self.error_boundary.works(SPIKE) and torch.is_grad_enabled():
+                self.error_boundary.attempt("loss pass", self._localising.keep, kwargs.get("model_output"), self._data)
             try:
                 result = original(*args, **kwargs)
             finally:
                 self._data = None
             if torch.is_grad_enabled():
-                self.seam.attempt("loss", self._after_loss, result)
+                self.error_boundary.attempt("loss", self._after_loss, result)
             return result
 
         self._actor.loss_fn = tapped
@@ -168,7 +168,7 @@ class WorkerTaps:
             finally:
                 self._inside = not outermost
             if outermost and torch.is_grad_enabled():
-                self.seam.attempt("policy loss", self._after_policy_loss, mode, signature, args, kwargs)
+                self.error_boundary.attempt("policy loss", self._after_policy_loss, mode, signature, args, kwargs)
             return result
 
         setattr(tapped, TAPPED, self)
@@ -206,14 +206,14 @@ class WorkerTaps:
 
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            self.seam.attempt("learning rate", self._read_rates, engine)
-            norms = self.seam.attempt("gradients", self._read_gradients, engine)
+            self.error_boundary.attempt("learning rate", self._read_rates, engine)
+            norms = self.error_boundary.attempt("gradients", self._read_gradients, engine)
             if self._localising is not None:
-                self.seam.attempt(SPIKE, self._localising.check, norms)
+                self.error_boundary.attempt(SPIKE, self._localising.check, norms)
             total = original(*args, **kwargs)
             if self._level.includes(Level.GRADIENTS):
                 scaled = getattr(engine, "scaler", None) is not None
-                self.seam.attempt("gradients", self._after_step, norms, total, scaled)
+                self.error_boundary.attempt("gradients", self._after_step, norms, total, scaled)
             return total
 
         engine.optimizer_step = tapped
@@ -229,7 +229,7 @@ class WorkerTaps:
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            sent = self.seam.attempt(SYNC_TAP, self._sent, engine, result)
+            sent = self.error_boundary.attempt(SYNC_TAP, self._sent, engine, result)
             return result if sent is None else sent
 
         setattr(engine, SENDS, tapped)
@@ -238,7 +238,7 @@ class WorkerTaps:
         pairs, adapter = result
         if adapter is not None:
             return None
-        return self._comparison.sent(engine.module, pairs, self.seam, self._add_sent), adapter
+        return self._comparison.sent(engine.module, pairs, self.error_boundary, self._add_sent), adapter
 
     def _add_sent(self, stats: Stats) -> None:
         self.tally.add_stats(stats)

@@ -69,14 +69,14 @@ class Saving:
         made = None if wish is None else Snapshots(**wish)
         return cls(made, str(settings.get("run_id", "")), int(worker.rank))
 
-    def keeper(self, find: Callable[[], Holdings], seam: ErrorBoundary) -> SnapshotKeeper | None:
+    def keeper(self, find: Callable[[], Holdings], error_boundary: ErrorBoundary) -> SnapshotKeeper | None:
         """Return the keeper that takes the snapshots which the driver plans; None if snapshots are off.
 
-        ``find`` returns the objects to copy, ``seam`` is the error boundary.
+        ``find`` returns the objects to copy, ``error_boundary`` is the error boundary.
         """
         if self.settings is None:
             return None
-        return SnapshotKeeper(self.settings, find, seam, owner=lambda: (self.run_id, self.rank))
+        return SnapshotKeeper(self.settings, find, error_boundary, owner=lambda: (self.run_id, self.rank))
 
 
 NOTHING_SAVED = Saving()
@@ -86,14 +86,14 @@ class Inside:
     """rlwatch's part in one worker of verl, which measures the actor and executes the driver's commands on this rank.
 
     The hooks that measure never raise into training. All other methods are called by the driver, and may raise
-    ``RLWatchError`` as a refusal. ``seam`` is the error boundary. ``taps`` are the hooks, or None if this worker has no
-    actor.
+    ``RLWatchError`` as a refusal. ``error_boundary`` is the error boundary. ``taps`` are the hooks, or None if this
+    worker has no actor.
     """
 
     def __init__(
         self,
         worker: Any,
-        seam: ErrorBoundary,
+        error_boundary: ErrorBoundary,
         taps: WorkerTaps | None,
         missing: Mapping[str, str],
         localising: RankLocalising | str | None = None,
@@ -107,14 +107,19 @@ class Inside:
         self.anchor = Anchor(worker)
         self.keeper = Keeper(self.anchor, rank=int(worker.rank), world_size=int(worker.world_size))
         self._worker = worker
-        self._seam = seam
+        self._error_boundary = error_boundary
         self.taps = taps
         self.step = 0
         """Number of the last step that has ended, as reported by the driver."""
         self._saving = saving
-        hold: CommandHandler = Hold(self._optimizers, seam, lambda: self.step, dict)
-        keeper = saving.keeper(self.holdings, seam)
-        made: list[CommandHandler] = [LowerLR(self._paced, seam), self.anchor, hold, SkipStep(self._optimizers, seam)]
+        hold: CommandHandler = Hold(self._optimizers, error_boundary, lambda: self.step, dict)
+        keeper = saving.keeper(self.holdings, error_boundary)
+        made: list[CommandHandler] = [
+            LowerLR(self._paced, error_boundary),
+            self.anchor,
+            hold,
+            SkipStep(self._optimizers, error_boundary),
+        ]
         made.append(Rollback(keeper, RollbackMeans(lambda: self.step, self._paced)))
         made += [] if keeper is None else [TakeTogether(keeper)]
         self._handlers = {handler.kind: handler for handler in made}
@@ -124,15 +129,15 @@ class Inside:
         """Create rlwatch's part in verl's ``worker`` and install the hooks that it supports, by the driver's
         ``settings``.
         """
-        seam, level = ErrorBoundary(), Level.of(str(settings.get("level", Level.FULL)))
+        error_boundary, level = ErrorBoundary(), Level.of(str(settings.get("level", Level.FULL)))
         actor = getattr(worker, "actor", None)
         if actor is None:
-            return cls(worker, seam, None, {"measurements of the update": "this worker holds no actor"})
-        localising, registry = _localising(worker, seam, settings), policy_losses()
+            return cls(worker, error_boundary, None, {"measurements of the update": "this worker holds no actor"})
+        localising, registry = _localising(worker, error_boundary, settings), policy_losses()
         taps = WorkerTaps(
             actor,
             registry,
-            seam,
+            error_boundary,
             level,
             bypass=bool(settings.get("bypass")),
             truncation=settings.get("truncation"),
@@ -144,7 +149,7 @@ class Inside:
         layers = hindrance(actor.engine.module) if worker.config.actor.strategy == MEGATRON else None
         if layers is not None and level.includes(Level.GRADIENTS):
             missing["norms of layers"] = layers
-        return cls(worker, seam, taps, missing, localising, saving=Saving.of(worker, settings))
+        return cls(worker, error_boundary, taps, missing, localising, saving=Saving.of(worker, settings))
 
     def collect(self, step: int, *, before: bool = False) -> Mapping[str, Any]:
         """Return the measurements of ``step`` since the last call, encoded for the driver.
@@ -160,7 +165,7 @@ class Inside:
             tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, ShardedNorm)})
         parcel = {} if tally.empty else {"parcel": encoded_tally(tally, step)}
         localised = self.localising.take(step) if isinstance(self.localising, RankLocalising) else {}
-        return {**parcel, **localised, "errors": self._seam.errors}
+        return {**parcel, **localised, "errors": self._error_boundary.errors}
 
     def check(self, kind: str, args: Mapping[str, Any], step: int = 0) -> None:
         """Raise ``RLWatchError`` if this rank cannot execute the command ``kind`` with ``args`` after ``step``."""
@@ -251,12 +256,14 @@ def _gradients(worker: Any) -> Callable[[Any], GradNorms | None] | None:
     return (lambda engine: gradients_of(engine.module, rank)) if strategy in ENGINES else None
 
 
-def _localising(worker: Any, seam: ErrorBoundary, settings: Mapping[str, Any]) -> RankLocalising | str | None:
+def _localising(worker: Any, error_boundary: ErrorBoundary, settings: Mapping[str, Any]) -> RankLocalising | str | None:
     """Return the localiser for these settings, the reason why it is not possible, or None if it is off."""
     wish = settings.get("localise")
     try:
         return (
-            None if wish is None else RankLocalising.of(worker, seam, Localise(**wish), text=bool(settings.get("text")))
+            None
+            if wish is None
+            else RankLocalising.of(worker, error_boundary, Localise(**wish), text=bool(settings.get("text")))
         )
     except RLWatchError as reason:
         return str(reason)
