@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rlwatch.alerts.engine import AlertEngine
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.control.commands import ROLLBACK
-from rlwatch.control.policy import RunHealth
+from rlwatch.control.policy import NamedSetting, RunHealth
 from rlwatch.detectors.base import DetectorSet, NotRun
 from rlwatch.detectors.registry import default_detectors, of_plugins
 from rlwatch.diagnosis import Diagnosis
@@ -170,10 +170,12 @@ class Monitor:
         """Return the health of the run as of the last judged step: findings, firing alerts, forecast, rows, named
         settings.
 
-        ``forecast`` False leaves the forecast out.
+        ``forecast`` False leaves the forecast out. No settings are named by a monitor made with ``explains=False``.
         """
         firing, rows = self.firing, self.judged_rows
-        named = self._named.now(firing, self._judge.lookback, self.source, rows[-1].step if rows else 0)
+        named: tuple[NamedSetting, ...] = ()
+        if self._explains:
+            named = self._named.now(firing, self._judge.lookback, self.source, rows[-1].step if rows else 0)
         return RunHealth(self.active, firing, self.forecast if forecast else None, rows, named)
 
     def open_alerts(self) -> frozenset[str]:
