@@ -120,7 +120,6 @@ def made(task: Task, starts: Path) -> dict[str, Any]:
     """Train it and return what came of it."""
     from forecast.trl_trainer import make_trainer, quiet
 
-    from rlwatch.control.rescue import RescuePolicy
     from rlwatch.integrations.snapshots import Snapshots
     from rlwatch.integrations.trl import watch
     from rlwatch.store.memory import forget
@@ -130,6 +129,9 @@ def made(task: Task, starts: Path) -> dict[str, Any]:
     setting, begun, end = setting_of(task), time.perf_counter(), "finished"
     name = f"rescue-{os.getpid()}"
     with tempfile.TemporaryDirectory() as directory:
+        permission = Path(directory) / "rlwatch.toml"
+        dry = str(task.arm != "policy").lower()
+        permission.write_text(f"[[rescue]]\nskip_nonfinite = true\ndry_run = {dry}\n")
         trainer, truth = make_trainer(setting, task.seed, starts, Path(directory))
         run = watch(
             trainer,
@@ -139,8 +141,8 @@ def made(task: Task, starts: Path) -> dict[str, Any]:
             forecast=False,
             sigterm=False,
             snapshots=Snapshots(every=10, share=1.0),
+            config_file=permission,
         )
-        run.rescue = RescuePolicy(dry_run=task.arm != "policy", skip_nonfinite=True)
         pace = paced(run, setting.num_iterations)
         trainer.callback_handler.callbacks.insert(0, pace)
         try:

@@ -365,6 +365,7 @@ class Assembly:
         note_end = self._noting(run_writer)
         ending = self._ending(run_writer)
         run.attach(RunEngine(intake, writer, mailbox, ending, delivery, note_end=note_end, renamed=self._renaming()))
+        run.rescue = self.alerting.rescue
         writer.start()
         judge.start(lambda: self._judging(run, writer, judge, delivery))
         return run
@@ -391,6 +392,7 @@ class Assembly:
             rules=self.alerting.rules,
             forecaster=forecaster_for(wanted=self.alerting.policy.forecast),
             history=past_of(self.store, run.info.run_id, lambda: monitor),
+            explains=run.rescue is not None,  # it sets settings back that the diagnosis names
         )
         sink = MonitorSink(
             monitor,
@@ -409,7 +411,6 @@ class Assembly:
         from rlwatch.run.alerting import OwnLog
 
         run.listen(OwnLog(self.alerting.policy, run.info, self.store.silences))
-        run.rescue = run.rescue or self.alerting.rescue
         if self.alerting.actions:
             from rlwatch.run.alerting import Acting
 

@@ -1,5 +1,6 @@
 """An action policy in a live run: a command like a person's, or a record of why not."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -249,3 +250,23 @@ def test_without_the_file_nothing_is_permitted(tmp_path):
     (action,) = actions_of(load_config(written(tmp_path, uncommented)))
     assert action.do == "reset-reference"
     assert action.dry_run
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_a_live_run_names_settings_that_changed_where_a_rescue_is_permitted(tmp_path, permitted):
+    """It follows them for the policy alone: that costs time, and nothing else of a live run reads them."""
+    file = written(tmp_path, "[[rescue]]\n" if permitted else "")
+    run = rlwatch.init(store=tmp_path / "runs", config_file=file, source="trl/grpo", sigterm=False, forecast=False)
+    for step in range(1, 121):
+        gone = step >= 90
+        reward = 0.02 if gone else 0.3 + 0.4 * min(step / 60, 1.0) + 0.01 * (step % 3)
+        row = {"reward": reward, "entropy": 2.5 if gone else 1.0, "kl": 0.01, "grad_norm": 1.0}
+        run.log(row | {"learning_rate": 1e-3 if step >= 80 else 1e-5}, step=step)
+    run.flush(30.0)
+    deadline = time.monotonic() + 60.0
+    while not run.health().alerts and time.monotonic() < deadline:
+        time.sleep(0.05)
+    named = [(one.metric, one.since, one.before) for one in run.health().named]
+    run.finish()
+
+    assert named == ([("optim/lr", 80, 1e-5)] if permitted else [])
