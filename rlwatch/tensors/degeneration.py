@@ -161,12 +161,12 @@ class Loops:
 
     @classmethod
     def of(cls, ids: Tensor, mask: Tensor) -> Self:
-        """Find loops in ``ids`` (B, T) inside ``mask`` (B, T).
+        """Find loops in the token ids ``ids`` (B, T) inside ``mask`` (B, T).
 
-        A loop is a block that occurs at least twice in a row; its cover is all its repetitions, the last of which may
-        be cut. Every window of :data:`LOOP_WINDOW` tokens is compared with its last occurrence. Within a loop of period
-        p that lies p tokens back at each place, so a run of equal distances is a loop. One sort finds loops of any
-        period. A response needs more than one window to be measured.
+        A loop is a block of tokens that occurs at least twice in succession; its cover is all its repetitions, the last
+        of which may be cut. Every window of :data:`LOOP_WINDOW` tokens is compared with its last occurrence. Within a
+        loop of period p the last occurrence is p tokens back everywhere, so a run of equal distances is a loop. One
+        sort finds loops of any period. A response needs more than one window to be measured.
         """
         on = mask.bool()
         back = distance_back(ids, on)

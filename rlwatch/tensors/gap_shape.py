@@ -142,7 +142,7 @@ def temperature_stats(gap: LogProbGap, entropy: Tensor | None = None) -> Stats:
 
 @dataclass(frozen=True, slots=True)
 class RoomRatio(Stat):
-    """Ratio >= 0 of two quotients, sum of sizes over sum of scales: that of chosen elements over that of the others.
+    """Ratio >= 0 of chosen elements to the others in one quantity: the sum of sizes over the sum of scales.
 
     Not measured if one of the four sums is 0.
     """

@@ -31,10 +31,10 @@ def turn_of(environment: Tensor) -> Tensor:
 
 
 def observe_turns(batch: TokenBatch) -> Stats:
-    """Mean entropy and mean |log trainer - log rollout| of the policy's own tokens in each turn, nats per token.
+    """Return mean entropy and mean |log trainer - log rollout| of the policy's own tokens in each turn, nats per token.
 
-    ``turns/entropy/<n>`` and ``turns/absdiff/<n>``, n from 1 to ``MOST``; nothing where the batch does not mark which
-    tokens the environment wrote.
+    The metrics are ``turns/entropy/<n>`` and ``turns/absdiff/<n>``, n from 1 to ``MOST``. Empty if ``batch`` does not
+    mark which tokens the environment wrote.
     """
     if batch.environment is None or not batch.environment.shape[1]:
         return {}
