@@ -3,20 +3,21 @@
 Functions here may raise during set-up, but never once training runs: see :mod:`rlwatch.error_boundary`.
 
 Every trainer's package has the same eight parts. A plain cell names a module of the package. ``shared:`` names a module
-of this directory that does all of the work. ``none:`` gives the reason why the part is missing.
+of this directory that does all of the work. ``in:`` names the module of the package that contains the part.
+``none:`` gives the reason why the part is missing.
 
 ===========  ===================  ===================  ===================  ===================  ===================
-door         trl                  transformers         torch                verl                 openrlhf
+part         trl                  transformers         torch                verl                 openrlhf
 ===========  ===================  ===================  ===================  ===================  ===================
 attach       attach               attach               attach               attach               attach
 taps         taps                 taps                 taps                 taps                 taps
 batch        batch                none: no tokens      batch                batch                batch
-commands     commands             commands             commands             commands             commands
-checkpoints  shared: checkpoints  checkpoints          shared: checkpoints  checkpoints          none: nothing kept
+commands     commands             commands             commands             commands             in: driver
+checkpoints  shared: checkpoints  in: compat           shared: checkpoints  in: commands         none: nothing kept
 ranks        shared: ranks        shared: ranks        shared: ranks        ranks                shared: step_tally
-compat       compat               compat               compat               compat               compat
+compat       in: taps             compat               compat               compat               compat
 localise     localise             none: no tokens      localise             localise             none: DeepSpeed
-rooms        verifiers            layer_clipping                            plugin, heartbeat,   driver
+others       verifiers            layer_clipping                            plugin, heartbeat,   driver
                                                                             settings, driver,
                                                                             worker, sampling,
                                                                             saving
