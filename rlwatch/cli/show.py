@@ -12,7 +12,9 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.analysis.rows import Row, describe, key_values, last_metrics, layer_row
-from rlwatch.cli.completions import (
+from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, print_text
+from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
+from rlwatch.cli.rollouts import (
     MOST,
     FromOption,
     MostOption,
@@ -21,11 +23,12 @@ from rlwatch.cli.completions import (
     SortOption,
     ToOption,
     Wish,
+    newest_rollouts,
     print_completions,
+    print_recurring,
+    print_rollouts,
+    recurring_rows,
 )
-from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, print_text
-from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
-from rlwatch.cli.rollouts import newest_rollouts, print_recurring, print_rollouts, recurring_rows
 from rlwatch.cli.view_text import (
     newest_row,
     print_diagnosis,

@@ -162,52 +162,60 @@ EPILOG = examples(
 )
 
 
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A log file that grows, a directory of logs, a run of TensorBoard or wandb (its directory, its file, "
+        "or wandb://entity/project/run), a store (directory or URL), or a run of --store.",
+    ),
+]
+OnceOption = Annotated[
+    bool, typer.Option("--once", help="Process the present rows and exit, with the exit codes of scan.")
+]
+PollOption = Annotated[float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="Seconds between polls.")]
+NoStoreOption = Annotated[bool, typer.Option("--no-store", help="Log only: do not record the run or queue alerts.")]
+LogsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logs", metavar="PATTERN", help="Directory only: patterns of log names.", show_default="usual log names"
+    ),
+]
+ProjectOption = Annotated[
+    str, typer.Option("--project", help="Log only: project of the run.", show_default="from the log, else default")
+]
+NameOption = Annotated[
+    str, typer.Option("--name", help="Log only: display name of the run.", show_default="from the log, else the id")
+]
+RunIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--run-id", metavar="ID", help="Log only: id of the run in the store.", show_default="derived from its path"
+    ),
+]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        metavar="URL",
+        help="Log only: metrics URL of a rollout engine (vLLM, SGLang), http://HOST:8000/metrics, recorded with "
+        "new rows. Repeatable.",
+    ),
+]
+
+
 def watch(
-    source_: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A log file that grows, a directory of logs, a run of TensorBoard or wandb (its directory, its file, "
-            "or wandb://entity/project/run), a store (directory or URL), or a run of --store.",
-        ),
-    ],
+    source_: SourceArgument,
     *,
-    once: Annotated[
-        bool, typer.Option("--once", help="Process the present rows and exit, with the exit codes of scan.")
-    ] = False,
-    poll: Annotated[float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="Seconds between polls.")] = 2.0,
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Log only: do not record the run or queue alerts.")
-    ] = False,
-    logs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--logs", metavar="PATTERN", help="Directory only: patterns of log names.", show_default="usual log names"
-        ),
-    ] = None,
-    project: Annotated[
-        str,
-        typer.Option("--project", help="Log only: project of the run.", show_default="from the log, else default"),
-    ] = "",
-    name: Annotated[
-        str, typer.Option("--name", help="Log only: display name of the run.", show_default="from the log, else the id")
-    ] = "",
+    once: OnceOption = False,
+    poll: PollOption = 2.0,
+    no_store: NoStoreOption = False,
+    logs: LogsOption = None,
+    project: ProjectOption = "",
+    name: NameOption = "",
     run: RunOfLogOption = None,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run-id", metavar="ID", help="Log only: id of the run in the store.", show_default="derived from its path"
-        ),
-    ] = None,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--engine",
-            metavar="URL",
-            help="Log only: metrics URL of a rollout engine (vLLM, SGLang), http://HOST:8000/metrics, recorded with "
-            "new rows. Repeatable.",
-        ),
-    ] = None,
+    run_id: RunIdOption = None,
+    engine: EngineOption = None,
     read_as: ReadAsOption = None,
     pattern: PatternOption = None,
     source: TrainerOption = "",
