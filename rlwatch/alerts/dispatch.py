@@ -65,14 +65,15 @@ class Publications:
                 self._by_alert.setdefault(publication.alert_id, []).append(publication)
 
     def of(self, alert_id: str, channel: str | None = None) -> list[Publication]:
-        """Return the publications of an alert in the order in which they were written; on one channel, or on any
-        (None).
+        """Return the publications of the alert ``alert_id``, in the order in which they were written.
+
+        ``channel``: the only channel to look at; None: any.
         """
         every = self._by_alert.get(alert_id, [])
         return [publication for publication in every if channel is None or publication.channel == channel]
 
     def channels(self, alert_id: str) -> tuple[str, ...]:
-        """Return the channels that were notified of the alert."""
+        """Return the channels that were notified of the alert ``alert_id``."""
         return tuple(dict.fromkeys(publication.channel for publication in self.of(alert_id)))
 
     def group(self, alert_id: str, channel: str) -> str:
@@ -120,6 +121,7 @@ FRESH_S = 24 * 3600.0
 def due(case: AlertCase, publications: Publications, now: float) -> list[Notification]:
     """Return the notifications about an alert that are due at ``now`` (Unix seconds), on all channels.
 
+    ``case``: the alert with its rule and acknowledgement. ``publications``: everything that was published about alerts.
     They follow from the state of the alert, its rule, and what was already published. Silences are not considered here.
     """
     alert = case.alert

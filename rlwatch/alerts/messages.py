@@ -155,7 +155,7 @@ def compose_message(
 
 
 def message_id(alert_id: str, event: AlertEvent, severity: Severity, channel: str, number: int = 0) -> str:
-    """Return the id of an alert message as 32 hex digits, a digest of the arguments.
+    """Return the id of an alert message as 32 hex digits: a digest of alert, event, severity, channel and ``number``.
 
     A message that is written twice for one event therefore has one id. ``number`` distinguishes repeats.
     """
@@ -214,8 +214,9 @@ def payload(
 def summary(notifications: Sequence[Notification], cause: Cause | None = None) -> str:
     """Return an alert message in one line: event, severity, run, kind, step, further alerts, and the likeliest cause.
 
-    The cause is left out if it is the alert's own kind. For alerts that eased or are resolved the line has the step
-    since when, and the values that show it.
+    ``notifications``: the notifications that the message combines, the leading one first. The cause is left out if it
+    is the alert's own kind. For alerts that eased or are resolved the line has the step since when, and the values that
+    show it.
     """
     first = notifications[0]
     alert = first.case.alert
@@ -288,7 +289,7 @@ def _alert(notification: Notification) -> dict[str, JSON]:
 def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage:
     """Return a test message for ``channel``, in the form of an alert's message, which states that it is a test.
 
-    ``now``: Unix seconds.
+    ``dashboard_url``: address of the dashboard, for the link; empty: none. ``now``: Unix seconds.
     """
     text = f"test message from {socket.gethostname()}: no alert, this channel works"
     trial_id = uuid.uuid4().hex

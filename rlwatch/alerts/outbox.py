@@ -90,7 +90,10 @@ class Patience:
 
 
 def after_try(message: OutboxMessage, delivery: Delivery, now: float, patience: Patience) -> OutboxMessage:
-    """Return the message with the outcome of a delivery attempt that ended at ``now`` (Unix seconds)."""
+    """Return the message with the outcome of a delivery attempt that ended at ``now`` (Unix seconds).
+
+    ``delivery``: outcome of the attempt. ``patience``: when to try again and when to give up.
+    """
     tried = replace(message, attempts=message.attempts + 1)
     if delivery.ok:
         return replace(tried, status=OutboxStatus.SENT, sent_at=now, last_error="")
@@ -456,7 +459,8 @@ def try_channels(
 ) -> list[Trial]:
     """Send one test message to each channel, once, and return the answers of the receivers.
 
-    It uses its own outbox in a temporary directory: no run's alerts are touched. ``notifiers``: name -> channel.
+    ``dashboard_url``: address for the links in messages; empty: none. It uses its own outbox in a temporary directory:
+    no run's alerts are touched. ``notifiers``: name -> channel.
     """
     from rlwatch.alerts.messages import trial_message  # with all of diagnosis, which a trainer delivers without
 

@@ -131,7 +131,10 @@ def check_escalation(rule: str, after: float, to: tuple[str, ...], level: Severi
 
 
 def check_patience(rule: str, for_steps: int, for_critical: int | None) -> None:
-    """Check that critical findings do not wait longer than others before an alert fires. Raises ``ConfigError``."""
+    """Check that critical findings do not wait longer than others before an alert fires. Raises ``ConfigError``.
+
+    ``for_steps``, ``for_critical``: steps for which a finding, or a critical finding, must hold; None: as others.
+    """
     if for_critical is not None and for_critical > for_steps:
         raise ConfigError(f"rule {rule!r}: for_critical must not exceed for_steps ({for_steps}), got {for_critical!r}")
 

@@ -60,7 +60,7 @@ def acknowledge(
 ) -> Acknowledgement:
     """Acknowledge an alert at its present severity as user ``by``, and return the acknowledgement.
 
-    If another user acknowledged it before, that acknowledgement remains and is returned.
+    ``why``: the user's reason. If another user acknowledged it before, that acknowledgement remains and is returned.
 
     Raises
     ------
@@ -108,7 +108,8 @@ def snooze(
 ) -> Silence:
     """Send no notifications of ``alerts`` for ``for_s`` seconds, unless one becomes worse than any of them is now.
 
-    Alerts that still fire afterwards are published then. Other alerts of their kind are published as usual.
+    ``by``, ``why``: the user, and the reason. Returns the stored silence. Alerts that still fire afterwards are
+    published then. Other alerts of their kind are published as usual.
 
     Raises
     ------

@@ -56,7 +56,8 @@ def read_tuning(root: str | os.PathLike[str]) -> Tuning:
 
 
 def with_rule(tuning: Tuning, rule: Rule) -> Tuning:
-    """Return the file with this rule, in place of the one with its name or at the end; nothing is written.
+    """Return the rules file ``tuning`` with ``rule`` in place of the rule with its name, or at the end; nothing is
+    written.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def with_rule(tuning: Tuning, rule: Rule) -> Tuning:
 
 
 def without_rule(tuning: Tuning, name: str) -> Tuning:
-    """Return the rules file without the rule called ``name``; nothing is written.
+    """Return the rules file ``tuning`` without the rule called ``name``; nothing is written.
 
     Raises ``ConfigError`` if it has no such rule.
     """

@@ -156,7 +156,8 @@ def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
 def silent_for(run: RunInfo, pace: Pace, now: float) -> float | None:
     """Return the seconds from the run's last step to ``now`` (Unix seconds) if the run is silent, else None.
 
-    Before the first step of an attempt (process of the run), a heartbeat counts as a step.
+    ``pace``: how fast the run trains, from which the longest usual pause follows. Before the first step of an attempt
+    (process of the run), a heartbeat counts as a step.
     """
     if pace.attempt and pace.attempt < run.attempt:
         pace, last = Pace(), run.heartbeat_at or run.created_at

@@ -160,7 +160,7 @@ def veto_raise_lr(health: RunHealth, *, force: bool = False) -> str | None:
 
 
 def describe(signs: Sequence[Finding | Alert]) -> str:
-    """Return findings or alerts in a few words: ``entropy_collapse since step 120``."""
+    """Return the findings or alerts ``signs`` in a few words: ``entropy_collapse since step 120``."""
     return ", ".join(f"{f.kind} since step {f.onset_step}" for f in signs)
 
 

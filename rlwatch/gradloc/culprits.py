@@ -646,8 +646,10 @@ def culprit_of(
 
 
 def culprits_of_trace(hosts: Sequence[HostPass], trace: NonfiniteTrace, most: int = 8) -> list[Culprit]:
-    """Return the tokens of this rank at which ``trace`` found a number that is not finite, at most ``most``, as
-    culprits.
+    """Return the tokens of this rank at which ``trace`` found a number that is not finite, as culprits, at most
+    ``most``.
+
+    ``hosts`` are the micro-batches of this rank, on the CPU.
     """
     places = trace.tokens or ([trace.at] if trace.at is not None else [])
     here = [at for at in places if any(host.rank == at.rank for host in hosts)]
@@ -680,9 +682,10 @@ def size_of(culprit: Culprit) -> float:
 
 
 def shared_culprits(local: Sequence[Culprit], world: World) -> list[Culprit]:
-    """Return the culprits of all ranks, by rank, in the order they had there.
+    """Return the culprits (outlying tokens) of all ranks: those of rank 0 in their order, then those of rank 1, and so
+    on.
 
-    A collective: all ranks call it. NaN and Inf are preserved.
+    ``local`` are this rank's. A collective: all ranks call it. NaN and Inf are preserved.
     """
     if world.size == 1:
         return list(local)

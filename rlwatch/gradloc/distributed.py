@@ -202,8 +202,8 @@ def recover(model: nn.Module) -> None:
 
 
 def whole_tensors(sharded: Sequence[Any]) -> list[Tensor]:
-    """Return the whole of each of these DTensors, on every rank, bit for bit, with one collective for all of equal
-    layout.
+    """Return the DTensors ``sharded`` as whole tensors, on every rank, bit for bit, with one collective for all of
+    equal layout.
 
     A collective: the ranks of their mesh call it with the same tensors, in the same order. ``DTensor.full_tensor`` is a
     collective for each tensor, and gloo of torch 2.13 crashes if there are many: its two threads write the name of

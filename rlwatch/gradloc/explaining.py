@@ -281,6 +281,7 @@ class Explaining:
     def without_tokens(self, attribution: Attribution, levels: StepLevels, count: int) -> Explanation | None:
         """Return the explanation if tokens are not to blame but another term of the loss, or a layer.
 
+        ``attribution``: contributions of the tokens. ``levels``: usual values of the run, with the shares of layers.
         The result is None if tokens may be to blame. ``count`` is the number of outlying tokens.
         """
         aux, entropy = attribution.aux / self.norm, attribution.entropy / self.norm
@@ -314,7 +315,10 @@ class Explaining:
         return self.layer(layer, levels) if layer else None
 
     def layer(self, why: str, levels: StepLevels) -> Explanation:
-        """Return the explanation that one layer is to blame; ``why`` describes it."""
+        """Return the explanation that one layer is to blame; ``why`` describes it.
+
+        ``levels``: usual values of the run, with the shares of layers.
+        """
         name = max(levels.layers, key=levels.layers.__getitem__)
         share, usual = levels.layers[name], levels.usual.get(name, 0.0)
         rest = self.norm**2 * (1 - share)

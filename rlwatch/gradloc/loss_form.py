@@ -297,6 +297,8 @@ def _unexplained(a: np.ndarray, p: np.ndarray, k: np.ndarray, weights: np.ndarra
 def weight_of(form: LossForm, samples: Sequence[np.ndarray]) -> tuple[list[float], list[float]]:
     """Return the weights of the policy term and of the KL term in earlier steps, from their kept ``samples`` (n,
     COLUMNS).
+
+    ``form``: formula of the loss, whose weights are sought.
     """
     found = []
     for sample in samples:

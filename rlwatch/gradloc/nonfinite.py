@@ -390,10 +390,11 @@ def origin_of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Orig
 
 
 def origin_of_coefficient(one: LossPass, flags: Tensor) -> tuple[Origin, str]:
-    """Return the origin of non-finite coefficients at ``flags`` (B, T) whose inputs are finite, and the reason in
-    words.
+    """Return the origin of non-finite coefficients dL/dlogp of the micro-batch ``one`` whose inputs are finite, and the
+    reason in words.
 
-    The reason includes how far apart the log-probs of the policies are there.
+    ``flags`` (B, T): True where a coefficient is not finite. The reason includes how far apart the log-probs of the
+    policies are there.
     """
     tokens = one.tokens
     pairs = {

@@ -84,7 +84,10 @@ def coefficients(host: HostPass) -> np.ndarray | None:
 
 
 def sizes_of(host: HostPass) -> np.ndarray:
-    """Return the size (B, T) of each token's gradient at its logits, up to a factor of sqrt 2: |dL/dlogp| (1 - p)."""
+    """Return the size (B, T) of the gradient of each token at its logits, up to a factor of sqrt 2: |dL/dlogp| (1 - p).
+
+    p is the token's probability. ``host``: the micro-batch, on the CPU.
+    """
     push = coefficients(host)
     surprise = np.where(host.mask, -np.expm1(np.minimum(host.columns["logp"], 0.0)), 0.0)
     return np.zeros(host.mask.shape) if push is None else np.abs(push) * np.nan_to_num(surprise)
@@ -126,7 +129,10 @@ class ResponseNorm:
         return self.up + self.down
 
     def to_blame(self, limits: TokenLimits) -> bool:
-        """Return True if the response as a whole is to blame: most of its tokens are outliers, not only some."""
+        """Return True if the response as a whole is to blame: most of its tokens are outliers, not only some.
+
+        ``limits``: sizes beyond which a token is an outlier.
+        """
         if self.pushed < FEW:  # a short answer is to blame if all its tokens are outliers
             return 0 < self.pushed == self.standing
         alike = self.up - self.down > 0 and self.top < HALF * (self.up - self.down)
@@ -148,7 +154,9 @@ def standing_out(
     """Return, for each micro-batch of this rank, which tokens (B, T) are outliers: by their size, or by their share of
     the norm.
 
-    ``sizes`` and ``contributions`` are (B, T) of each micro-batch; ``contributions`` may be empty.
+    ``hosts`` are these micro-batches on the CPU, ``norm`` is the step's gradient norm, and ``limits`` are the sizes
+    beyond which a token is an outlier. ``sizes`` and ``contributions`` are (B, T) of each micro-batch;
+    ``contributions`` may be empty.
     """
     found = []
     for k, (host, size) in enumerate(zip(hosts, sizes, strict=True)):
@@ -168,7 +176,8 @@ def rows_of(
 ) -> list[ResponseNorm]:
     """Return the responses of all ranks that have tokens. A collective.
 
-    ``sizes``, ``standing`` (True for outliers) and ``shares`` of the norm are (B, T) for each micro-batch of this rank.
+    ``hosts`` are the micro-batches of this rank, on the CPU. ``sizes``, ``standing`` (True for outliers) and ``shares``
+    of the norm are (B, T) for each micro-batch of this rank.
     """
     here = [
         _row(host, row, size[row], outlying[row], share[row])
@@ -228,8 +237,8 @@ def blame(rows: Sequence[ResponseNorm], limits: TokenLimits, *, ranks: int = 1) 
     """Return the level (token, response, prompt group, task, rank or batch) that explains most of a spike with the
     fewest tokens.
 
-    ``rows`` are the responses of the step, ``ranks`` is the number of ranks. It is plain arithmetic: ranks that are
-    given the same rows agree.
+    ``limits``: sizes beyond which a token is an outlier. ``rows`` are the responses of the step, ``ranks`` is the
+    number of ranks. It is plain arithmetic: ranks that are given the same rows agree.
     """
     guilty = [row for row in rows if row.to_blame(limits)]
     loose = sum(row.stood for row in rows if row not in guilty)

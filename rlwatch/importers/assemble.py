@@ -122,15 +122,20 @@ class RunAssembly:
         return self._records(taken)
 
     def finish(self, skips: Skips) -> list[StepRecord]:
-        """Return the records of the rows that are still held back at the end of the log."""
+        """Return the records of the rows that are still held back at the end of the log; count rows that are left out
+        in ``skips``.
+        """
         return self._records(self.order.finish(skips))
 
     def restart(self, skips: Skips) -> list[StepRecord]:
-        """Return the records held back when the trainer restarts; the next row begins another attempt."""
+        """Return the records held back when the trainer restarts; the next row begins another attempt.
+
+        Rows that are left out are counted in ``skips``.
+        """
         return self._records(self.order.restart(skips))
 
     def add(self, row: ImportedRow, skips: Skips) -> None:
-        """Add ``row``, and keep the records that are complete after it."""
+        """Add ``row``, and keep the records that are complete after it; count rows that are left out in ``skips``."""
         self.records += self.take(row, skips)
 
     def notes(self) -> tuple[str, ...]:

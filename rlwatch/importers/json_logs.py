@@ -210,8 +210,8 @@ class TrainerState:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return a high confidence for an object with ``log_history``, and a little less for the usual name of the
-        file.
+        """Return a high confidence if ``head`` begins an object with ``log_history``, and a little less for the usual
+        name of the file.
         """
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if not text.startswith(b"{") or is_row(text):

@@ -285,7 +285,9 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 def unpacker(head: bytes) -> Unpacker | None:
-    """Return the function that unpacks a file, from its first bytes and whatever its name; None if it is not packed."""
+    """Return the function that unpacks a file, chosen by its first bytes ``head`` whatever its name; None if it is not
+    packed.
+    """
     return next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
 
 

@@ -78,7 +78,7 @@ class LoopConsoleParser(LineParser):
 
     @property
     def plausible(self) -> bool:
-        """Return True once lines recur in the form of rows."""
+        """Return True once several lines of one form have held rising steps, so that they were accepted as rows."""
         return self._kinds.known
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:

@@ -93,11 +93,11 @@ class Kinds:
 
     @property
     def known(self) -> bool:
-        """Return True once a kind of lines was accepted as rows."""
+        """Return True once lines of some form were accepted as rows."""
         return bool(self._rows_of)
 
     def take(self, offer: Offer) -> Iterator[ImportedRow]:
-        """Add a line or block that may be a row, and yield the rows that are decided now."""
+        """Add ``offer``, a line or block that may be a row, and yield the rows that are decided now."""
         key = (offer.form, offer.names)
         if self._is_row(key):
             yield self._row(offer)
@@ -105,7 +105,9 @@ class Kinds:
             yield from self._weighed(self._candidate(key), offer)
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Yield the rows held back at the end: the lines of the most frequent kind, if no kind was accepted."""
+        """Yield the rows held back at the end of the log: the lines of the most frequent form, if no form was accepted
+        before.
+        """
         if not self._rows_of and self._candidates:
             kind = max(self._candidates.values(), key=lambda kind: len(kind.held))
             has_step = all(offer.step is not None for offer in kind.held)

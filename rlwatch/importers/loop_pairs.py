@@ -55,7 +55,7 @@ DEEPEST = 8
 class NamedNumber(NamedTuple):
     """A name in a line, and the start and end index of its number.
 
-    ``percent`` and ``spread`` are True if a percent sign or a spread follows the number.
+    ``percent`` is True if a percent sign follows the number, ``spread`` if a standard deviation does (``0.5±0.1``).
     """
 
     name: str
@@ -325,7 +325,7 @@ class LineReader:
         return self._searched(text, pieces)
 
     def is_united(self, name: str) -> bool:
-        """Return True if ``name`` was seen with a unit after its number."""
+        """Return True if ``name`` was seen with a unit after its number, such as ``1.2 s``."""
         return name in self._united
 
     def _searched(self, text: str, pieces: list[str]) -> ParsedLine:

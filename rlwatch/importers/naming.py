@@ -55,9 +55,10 @@ NONE = Naming()
 
 
 def naming_of(pairs: Sequence[str] = (), configured: Mapping[str, Sequence[str]] | None = None) -> Naming:
-    """Return the assignment given by ``ROLE=NAME`` pairs, and by the names that a configuration lists for each role.
+    """Return the assignment of metrics to names in a log.
 
-    Raises ``ConfigError`` for a malformed pair or an unknown role.
+    ``pairs``: texts ``ROLE=NAME``. ``configured``: role -> names, from the configuration. Raises ``ConfigError`` for a
+    malformed pair or an unknown role.
 
     >>> naming_of(["reward=my_score"]).metrics
     {'my_score': 'reward/mean'}

@@ -258,8 +258,8 @@ class Notebook:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return a high confidence for JSON with a table of steps, and for any notebook, because its table may come
-        later.
+        """Return a high confidence if ``head`` begins JSON with a table of steps, and for any notebook, because its
+        table may come later.
         """
         if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{") and _MARK.encode() in head:
             return FormatMatch(0.97, "found a table of steps")

@@ -69,7 +69,7 @@ def kind_of(row: Mapping[str, object]) -> str:
 
 
 def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
-    """Return ``row`` with nested dicts written as names with slashes; settings are left out.
+    """Return ``row`` with nested dicts, up to ``depth`` levels, written as names with slashes; settings are left out.
 
     >>> flattened({"step": 1, "metrics": {"reward": {"mean": 0.5}}, "config": {"lr": 1e-6}})
     {'step': 1, 'reward/mean': 0.5}

@@ -43,7 +43,9 @@ _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
 
 
 def named_binary(head: bytes) -> str | None:
-    """Return a message for a binary file of a known, unsupported format, with advice; None for other files."""
+    """Return a message with advice if ``head`` begins a binary file of a known, unsupported format; None for other
+    files.
+    """
     for magic, name, advice in _MAGIC:
         if head.startswith(magic):
             return f"is {name}, which is not supported yet; {advice}"
@@ -51,7 +53,7 @@ def named_binary(head: bytes) -> str | None:
 
 
 def named_text(head: bytes) -> str | None:
-    """Return a message for text of a known, unsupported format, with advice; None for other text."""
+    """Return a message with advice if ``head`` begins text of a known, unsupported format; None for other text."""
     if _RUN_TABLE.match(head):
         return f"is a {RUNS_NOT_STEPS}"
     for pattern, name in _TEXT:
@@ -61,7 +63,9 @@ def named_text(head: bytes) -> str | None:
 
 
 def unknown_format(head: bytes, tried: str) -> str:
-    """Return a message for text that no importer recognised; ``tried`` lists the formats and their findings."""
+    """Return a message for a log whose beginning ``head`` no importer recognised; ``tried`` lists the formats and their
+    findings.
+    """
     names = _names_of_lines(head)
     return named_text(head) or (none_known(names) if names else f"no known format; {_WRITE} ({tried})")
 

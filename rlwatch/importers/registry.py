@@ -259,7 +259,8 @@ def _sniffed(importer: Importer, head: bytes, path: Path) -> FormatMatch:
 def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
     """Return the importer of the format ``name``, or of ``pattern:REGEX``.
 
-    ``path`` is the log, for error messages. Raises ``ImportFormatError`` for an unknown name.
+    ``naming`` are metrics that the user assigned to names. ``path`` is the log, for error messages. Raises
+    ``ImportFormatError`` for an unknown name.
     """
     if name.startswith(PREFIX):
         return pattern_console(name.removeprefix(PREFIX))
@@ -294,8 +295,9 @@ def recognise(
 ) -> tuple[Importer | None, str]:
     """Return the importer with the highest confidence in ``head``, a piece of the log at ``path``, and the reason.
 
-    If no importer is confident, return None and the list of formats that were tried. A piece that is not the beginning
-    of the log (``beginning`` False) is tried by fewer importers.
+    ``naming`` are metrics that the user assigned to names. If no importer is confident, return None and the list of
+    formats that were tried. A piece that is not the beginning of the log (``beginning`` False) is tried by fewer
+    importers.
 
     A confidence up to 0.2 counts only in a second pass over the log (``last``), if the first found nothing better.
 
@@ -465,8 +467,9 @@ def read_log(
 def read_data(data: object, *, run: str | None = None, naming: Naming = NONE) -> list[ImportedRun]:
     """Return the runs in a DataFrame, a mapping or a list of rows in memory; only ``run`` if given.
 
-    Mappings and lists are read as :mod:`~rlwatch.importers.json_document` reads them from a file, tables of pandas,
-    polars and pyarrow as :mod:`~rlwatch.importers.data_frame` does. Raises ``ImportFormatError`` as :func:`read_log`.
+    ``naming`` are metrics that the user assigned to names. Mappings and lists are read as
+    :mod:`~rlwatch.importers.json_document` reads them from a file, tables of pandas, polars and pyarrow as
+    :mod:`~rlwatch.importers.data_frame` does. Raises ``ImportFormatError`` as :func:`read_log`.
 
     >>> [one] = read_data({"step": [1, 2], "entropy": [0.5, float("nan")]})
     >>> one.format, [record.metrics for record in one.records]

@@ -130,7 +130,7 @@ class OneByOne:
         """Name of an outcome -> its last value and its number of changes; only outcomes that were always 0 or 1."""
 
     def named(self, names: Iterable[str]) -> None:
-        """Note metric names that were not seen before."""
+        """Note metric names that were not seen before; the check ends if only a training step has one of them."""
         self.possible = self.possible and not any(map(of_a_step, names))
 
     def take(self, step: int, metrics: Mapping[str, float]) -> str:

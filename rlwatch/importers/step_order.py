@@ -145,7 +145,9 @@ class StepOrder:
         return kind
 
     def finish(self, skips: Skips) -> list[Numbered]:
-        """Return the rows that are still held back at the end of the log, with their attempts."""
+        """Return the rows that are still held back at the end of the log, with their attempts; count rows left out in
+        ``skips``.
+        """
         if self._holding is _Holding.BACK:
             return self._refuted_back(skips, TOO_FEW)
         if self._holding is _Holding.AHEAD and self._at >= 0:
@@ -153,8 +155,9 @@ class StepOrder:
         return self._given()
 
     def restart(self, skips: Skips) -> list[Numbered]:
-        """Begin another attempt with the next row, whatever its step, and return the rows held back: the trainer was
-        restarted.
+        """Begin another attempt with the next row, whatever its step, because the trainer was restarted.
+
+        Return the rows held back, with their attempts. Rows that are left out are counted in ``skips``.
         """
         given = self.finish(skips)
         if self._begun:

@@ -239,8 +239,8 @@ class TensorBoardEvents(StreamImporter):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Return a high confidence for the version with which every event file begins, and for the usual name of such a
-        file.
+        """Return a high confidence if ``head`` has the version with which every event file begins, and for the usual
+        name of such a file.
         """
         if _VERSION in head[:64]:
             return FormatMatch(0.99, "found the version of an event file")

@@ -35,7 +35,9 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
 
 
 def cells_of_line(text: str, separator: str) -> list[str]:
-    """Return the cells of a line; empty if it is no CSV (Python's csv module refuses cells over 128 KiB)."""
+    """Return the cells of a line, which ``separator`` divides; empty if it is no CSV (Python's csv module refuses cells
+    over 128 KiB).
+    """
     if '"' not in text:
         return [cell.strip() for cell in text.split(separator)]
     try:

@@ -67,14 +67,18 @@ class Copies(Generic[T]):
         """Held output, each with True if it is a copy in case several ranks print."""
 
     def other(self, thing: T) -> list[T]:
-        """Add output that is no row; return the output that can be read now."""
+        """Add ``thing``, output that is no row; return the output, in order, of which it is known now that it is no
+        copy.
+        """
         if not self._held:
             return [thing]
         self._held.append((False, thing))
         return []
 
     def row(self, items: Mapping[str, str], thing: T) -> list[T]:
-        """Add a row ``thing`` with its ``items``; return the output that can be read now."""
+        """Add ``thing``, a row with these ``items``; return the output, in order, of which it is known now that it is
+        no copy.
+        """
         again = items == self._row
         before, self._row = self._row, items
         if self._times:
@@ -107,7 +111,7 @@ class Copies(Generic[T]):
         return [thing for copy, thing in held if not copy or times == 1] + list(things)
 
     def finish(self) -> list[T]:
-        """Return the held output at the end of the log."""
+        """Return the output that is still held back at the end of the log, without copies."""
         if not self._held:
             return []
         return self._settled(self._first if self._count == self._first else 1)

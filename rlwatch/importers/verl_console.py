@@ -24,7 +24,7 @@ _WITHIN = 2 * LONGEST_NAME
 
 
 def pair_of(piece: str) -> tuple[str, float] | None:
-    """Return name and value of the text ``name:value``; None if the value is no number.
+    """Return name and value if ``piece`` is the text ``name:value``; None if the value is no number.
 
     Output after the number is dropped.
     """

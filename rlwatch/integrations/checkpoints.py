@@ -350,7 +350,7 @@ def share_reference(parent: Path, facts: ReferenceFacts, source: Path) -> None:
     """Put the reference in the directory ``source`` also into ``parent``: as a hard link, or as a copy where links
     fail.
 
-    Raises ``OSError`` if neither is possible.
+    ``facts`` describe the reference. Raises ``OSError`` if neither is possible.
     """
 
     def fill(directory: Path) -> ReferenceFacts:

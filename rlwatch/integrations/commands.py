@@ -161,9 +161,11 @@ class Controller:
             self._ranks.leave()
 
     def begin(self, step: int) -> None:
-        """Do before the first update after ``step`` what a permitted rescue policy wants from the start.
+        """Execute, before the first update after ``step``, the command that a permitted rescue policy (permission to
+        save a failing run) requires from the start.
 
-        Several ranks meet only at boundaries: there it is done at the first one.
+        That is the command to leave out updates whose gradient is not finite. In a run of several ranks it is executed
+        at the first boundary instead, because the ranks meet only there.
         """
         if self._ranks.world_size == 1:
             command = self._error_boundary.attempt("rescue", self._rescue, step)

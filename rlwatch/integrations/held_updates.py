@@ -162,7 +162,9 @@ class Hold:
 
 @dataclass(slots=True)
 class Skipping:
-    """Updates that are left out for a while, on one condition."""
+    """Updates that are left out under one condition: how many are still ``left`` to look at, and how many were ``seen``
+    and ``skipped``.
+    """
 
     left: int
     seen: int = 0
@@ -170,9 +172,11 @@ class Skipping:
 
 
 class SkipStep:
-    """Handles ``skip-step`` with ``{"steps": n, "when": "always" | "nonfinite"}``.
+    """Handler of the command ``skip-step`` with ``{"steps": n, "when": "always" | "nonfinite"}``: leave out the next n
+    updates.
 
-    Both conditions can be in force at once. 0 steps end the one named, or the other where only that is in force.
+    With ``nonfinite`` only updates whose gradient is not finite are left out. Both conditions can be in force at once.
+    A command with 0 steps ends the condition that it names, or the other one if only that is in force.
     """
 
     kind: str = SKIP_STEP
@@ -186,7 +190,9 @@ class SkipStep:
         """Updates that were left out so far because their gradient was not finite."""
 
     def check(self, command: Command) -> None:
-        """Refuse if no step can be skipped, or an end if none is."""
+        """Raise ``RLWatchError`` if an optimizer's step cannot be left out, or if ``command`` ends the skipping and
+        none is active.
+        """
         args = COMMAND_KINDS[self.kind].read(command.args)
         steppable(self._find())
         if not args["steps"] and not self._now:
@@ -206,7 +212,7 @@ class SkipStep:
         return {**args, "summary": summary, "undo": {"kind": self.kind, "args": {"steps": 0, "when": when}}}
 
     def due(self, step: int) -> Command | None:  # noqa: ARG002  (the signature of the port)
-        """Return the command that ends the skipping, once its updates are over."""
+        """Return the command that ends the skipping once its updates are over, else None."""
         over = next((when for when, skipping in self._now.items() if skipping.left <= 0), None)
         if over is None:
             return None

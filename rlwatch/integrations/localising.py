@@ -500,7 +500,8 @@ class LocatedStep:
 
 
 def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
-    """Record the localised tokens of all ranks through ``run``, which only rank 0 has.
+    """Record the localised tokens of all ranks through ``run``, which only rank 0 has; ``what`` is this rank's
+    localised step.
 
     A collective: all ranks call it.
     """
@@ -514,7 +515,9 @@ def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
 
 
 def batches_of(what: LocatedStep, rank: int) -> list[SpikeBatch]:
-    """Return the rows to record for the tokens that stand out on ``rank``, and for the responses that contain them."""
+    """Return the rows to record for the outlying tokens of ``what``, a localised step, on ``rank``, and for the
+    responses that contain them.
+    """
     located = what.located
     culprits = [culprit for culprit in located.report.culprits if culprit.at.rank == rank]
     report = replace(located.report, culprits=culprits)

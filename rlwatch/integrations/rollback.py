@@ -44,8 +44,8 @@ class RollbackMeans:
 def chosen(keeper: SnapshotKeeper, command: Command, step: int, restored: tuple[int, int] | None) -> Snapshot:
     """Return the snapshot to which ``command`` asks to return, after ``step`` has ended.
 
-    ``restored``: the step of the last roll-back and the step of the state that it restored, or None. Raises
-    ``RLWatchError`` if there is no such snapshot, or if the trainer is in that state already.
+    ``keeper`` has the snapshots. ``restored``: the step of the last roll-back and the step of the state that it
+    restored, or None. Raises ``RLWatchError`` if there is no such snapshot, or if the trainer is in that state already.
     """
     to = COMMAND_KINDS[ROLLBACK].read(command.args)["to"]
     snapshot = keeper.find(str(to))

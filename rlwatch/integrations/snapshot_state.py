@@ -106,10 +106,10 @@ class StateCopy:
 
 
 def tensors_of(held: Holdings) -> dict[str, Tensor]:
-    """Return the tensors of this rank that a snapshot copies, by name: trained parameters, saved buffers, optimizer
-    state.
+    """Return name -> tensor of this rank, for all tensors of ``held`` that a snapshot copies: trained parameters, saved
+    buffers, optimizer state.
 
-    They share memory with training. Raises ``RLWatchError`` if the state cannot be copied.
+    The tensors share memory with training. Raises ``RLWatchError`` if the state cannot be copied.
     """
     optimizers = held.inner_optimizers()
     found = {f"model/{name}": local(tensor).detach() for name, tensor in named_tensors(held.model) if _trained(tensor)}
@@ -137,8 +137,8 @@ def _states(optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Tensor, Mapp
 def plain_of(held: Holdings) -> dict[str, Any]:
     """Return the part of the training state that is not in tensors, as a deep copy in plain values.
 
-    It holds the settings of parameter groups, numbers in the optimizer's state, schedulers, loss scale and random
-    generators. Raises ``RLWatchError`` if the state cannot be copied.
+    ``held``: the trainer's objects. It holds the settings of parameter groups, numbers in the optimizer's state,
+    schedulers, loss scale and random generators. Raises ``RLWatchError`` if the state cannot be copied.
     """
     optimizers = held.inner_optimizers()
     groups = [[_settings(group) for group in optimizer.param_groups] for optimizer in optimizers]

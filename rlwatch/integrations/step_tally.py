@@ -319,7 +319,11 @@ class SharedStep:
         numbers: Mapping[str, float],
         stages: Sequence[Span] = (),
     ) -> SharedStep:
-        """Start copying all measurements of ``step`` on this rank to the CPU at once."""
+        """Start copying all measurements of ``step`` on this rank to the CPU at once, and return them.
+
+        ``stats``: statistics. ``spikes``: the most extreme tokens, or None. ``numbers``: metrics that are known
+        already. ``stages``: times of the step's stages.
+        """
         layout, tensors = pack(stats)
         if spikes is not None:
             tensors.append(spikes.rows)
@@ -334,7 +338,8 @@ class SharedStep:
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
         """Send the measurements to rank 0.
 
-        Returns the metrics of the merged steps on rank 0, which are filled in later.
+        ``decode`` converts the ids of the extreme tokens to text, which is sent with them. Returns the metrics of the
+        merged steps on rank 0, which are filled in later.
         """
         if decode is not None and self.columns:  # on this thread, because two threads must not share a tokenizer
             self.texts.extend(texts_of(self.transfer.read()[-1], self.columns, decode))
@@ -514,7 +519,9 @@ log-probs.
 
 
 def encoded_tally(tally: StepTally, step: int) -> bytes:
-    """Encode a worker's measurements of ``step`` for :func:`merge_workers`. Waits for the device."""
+    """Encode ``tally``, a worker's measurements of ``step``, as bytes for :func:`merge_workers`. Waits for the
+    device.
+    """
     return SharedStep.of(step, tally.stats, tally.spikes, {}).encode()
 
 
@@ -523,10 +530,10 @@ def merge_workers(
 ) -> MergedStep:
     """Merge the driver's measurements ``batch`` of ``step`` with the encoded tallies of ``workers`` (rank -> bytes).
 
-    Ranks merge exactly. For statistics that both driver and workers measure, the driver's are used: it sees every
-    response once, and workers see it once per update. The driver's extreme tokens come first, as those of rank 0. If
-    the driver measured only a sample of the batch (``sampled``), the workers' statistics from before the update are
-    used, because they cover every token.
+    ``decode`` converts token ids to text; None: no text is kept. Ranks merge exactly. For statistics that both driver
+    and workers measure, the driver's are used: it sees every response once, and workers see it once per update. The
+    driver's extreme tokens come first, as those of rank 0. If the driver measured only a sample of the batch
+    (``sampled``), the workers' statistics from before the update are used, because they cover every token.
     """
     shares = {rank: decoded_share(workers[rank]) for rank in sorted(workers)}
     update: Stats = {}

@@ -305,10 +305,10 @@ def units_of(model: nn.Module) -> Iterator[tuple[str, FullyShardedDataParallel]]
 def shard_pairs(
     of_policy: Mapping[str, Tensor], of_reference: Mapping[str, Tensor], *, odd: str = DIFFERENT
 ) -> list[TensorPair]:
-    """Return pairs of this rank's tensors of two models, matched by name.
+    """Return pairs of this rank's tensors of policy and reference, matched by name.
 
-    ``odd`` begins the message if names differ. Raises ``RLWatchError`` if the models are sharded differently, or if the
-    policy is not finite.
+    ``of_policy``, ``of_reference``: name -> tensor. ``odd`` begins the message if names differ. Raises ``RLWatchError``
+    if the models are sharded differently, or if the policy is not finite.
     """
     _same_names(of_policy, of_reference, odd)
     for name, tensor in of_policy.items():

@@ -278,7 +278,8 @@ def asking(frame: Frame) -> str:
 def identified(frame: Frame, asked: str, secret: str, world_size: int) -> Caller:
     """Return the identity of the rank that answered the challenge ``asked``.
 
-    ``frame``: its answer. ``world_size``: number of ranks. Raises ``FrameError`` if it does not belong to the run.
+    ``frame``: its answer. ``secret``: secret of the run. ``world_size``: number of ranks. Raises ``FrameError`` if it
+    does not belong to the run.
     """
     try:
         words = json.loads(frame.body)

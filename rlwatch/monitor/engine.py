@@ -364,7 +364,10 @@ class Gathering:
         return views
 
     def close(self, reader: RowReader) -> list[ClosedStep]:
-        """Close the open step and return it in a list; an empty list if no step is open."""
+        """Close the open step and return it in a list; an empty list if no step is open.
+
+        ``reader``: translates metric names.
+        """
         steps, self._open = [] if self._open is None else [self._open.closed(reader)], None
         return steps
 
@@ -384,12 +387,18 @@ class OpenStep:
         self._last = record
 
     def closed(self, reader: RowReader) -> ClosedStep:
-        """Return the merged step as detectors receive it, with canonical names."""
+        """Return the merged step as detectors receive it, with canonical names.
+
+        ``reader``: translates metric names.
+        """
         return _view(self._last, self._metrics, reader)
 
 
 def arrived(record: StepRecord, reader: RowReader) -> ClosedStep:
-    """Return a single row in the form in which detectors receive a step, with canonical names."""
+    """Return a single row in the form in which detectors receive a step, with canonical names.
+
+    ``reader``: translates metric names.
+    """
     return _view(record, record.metrics, reader)
 
 

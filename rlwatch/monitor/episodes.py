@@ -374,9 +374,10 @@ class Episodes:
         return [change for finding in holding for change in self._raised(finding)]
 
     def closed(self, step: ClosedStep, holding: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-        """Take a closed step with the findings that detectors report; return the changes, and the findings that hold.
+        """Take a closed step; return the changes of findings that it makes, and the findings that hold, with their
+        present severity.
 
-        The findings that hold have their present severity.
+        ``holding``: findings that detectors report at the step.
         """
         self._rows.append((step.step, step.metrics))
         if not holding and not self._open:

@@ -99,7 +99,7 @@ class StepJudge:
         self._localised = LocalisedSteps()
 
     def judge(self, view: ClosedStep | Arrived) -> MonitorOutcome:
-        """Judge a closed step, or a row whose step is still open, and return the outcome."""
+        """Judge ``view``, which is a closed step, or a single row whose step is still open; return the outcome."""
         return self._step(view) if isinstance(view, ClosedStep) else self._arrival(*view)
 
     def each_of(self, views: list[ClosedStep | Arrived]) -> Iterator[MonitorOutcome]:

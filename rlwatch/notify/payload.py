@@ -87,9 +87,9 @@ LONGEST_PART = 300
 def chat_text(payload: Mapping[str, JSON], message_id: str, limit: int = 4000) -> str:
     """Return the text of a message for a chat channel, in at most ``limit`` bytes of UTF-8.
 
-    First the kind of alert and the run; then its beginning, the evidence, the cause and the actions; last the dashboard
-    and the message's id, which is the same when a message comes twice. If space is short, the first line and these two
-    remain.
+    ``payload``: contents of the message. First the kind of alert and the run; then its beginning, the evidence, the
+    cause and the actions; last the dashboard and the message's id, which is the same when a message comes twice. If
+    space is short, the first line and these two remain.
     """
     head, end = headline(payload), list(_end(payload, message_id))
     lines = [shortened(head, max(limit - _size(end) - 1, limit // 3))]
@@ -100,7 +100,7 @@ def chat_text(payload: Mapping[str, JSON], message_id: str, limit: int = 4000) -
 
 
 def headline(payload: Mapping[str, JSON]) -> str:
-    """Return one line about a message: severity, kind of alert, run, and step."""
+    """Return one line about the message with these contents (``payload``): severity, kind of alert, run, and step."""
     alert, event = _table(payload, "alert"), str(payload.get("event") or "alert")
     kind = defused(alert.get("kind") or payload.get("text") or "")
     step = f" at step {defused(alert['step'])}" if alert.get("step") is not None else ""

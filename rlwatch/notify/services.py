@@ -73,7 +73,8 @@ class Outlet:
     def send(self, request: Any, *, verify: object = True, **_: object) -> Any:
         """Send the first request of this delivery and return the answer; refuse a second request.
 
-        Raises ``requests.ConnectionError`` where there is no answer, and for a second request.
+        ``request``: request of the module ``requests``. ``verify``: whether the certificate of an https address is
+        verified. Raises ``requests.ConnectionError`` where there is no answer, and for a second request.
         """
         if self.reply is not None or self.trouble:
             raise self._requests.ConnectionError("one request is all there is for one delivery")
@@ -134,7 +135,8 @@ _ERROR_WORD = re.compile(r"[a-z]+(_[a-z]+){0,5}")
 def by_status(reply: Reply, now: float) -> Delivery:
     """Return the outcome of a delivery by the HTTP status of the answer.
 
-    Some services (Discord, Telegram) state only in the body how long to wait. ``now``: Unix seconds.
+    ``reply``: the answer of the service. Some services (Discord, Telegram) state only in the body how long to wait.
+    ``now``: Unix seconds.
     """
     delivery = judge_status(reply.status, reply.headers, now)
     if delivery.ok or delivery.retry_after_s is not None:
@@ -170,7 +172,7 @@ def by_code(*keys: str, later: frozenset[int]) -> Reading:
 def by_ok(reply: Reply, now: float) -> Delivery:
     """Return the outcome of a delivery by the body of the answer: the text ``ok``, or an object with ``"ok": true``.
 
-    For Slack and Telegram. ``now``: Unix seconds.
+    ``reply``: the answer of the service. For Slack and Telegram. ``now``: Unix seconds.
     """
     delivery = by_status(reply, now)
     if not delivery.ok or reply.body.strip() == b"ok":

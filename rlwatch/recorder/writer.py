@@ -236,7 +236,9 @@ class FoundItems:
         """Number of the last batch that was given to the store."""
 
     def put(self, found: Sequence[Storable]) -> int:
-        """Queue a batch of findings or forecasts for the store; return the batch's number, 1 for the first."""
+        """Queue ``found``, a batch of findings or forecasts, for the store; return the batch's number, 1 for the
+        first.
+        """
         number = next(self._numbers)
         self._waiting.append(found)
         return number
@@ -341,7 +343,8 @@ class Writer:
         self._thread.start()
 
     def keep(self, found: Sequence[Storable]) -> None:
-        """Have findings of the judge stored, and wait until they are, unless the store cannot be written now.
+        """Have ``found``, findings and forecasts of the judge, stored; wait until they are, unless the store cannot be
+        written now.
 
         Forecasts alone are not waited for: a few batches of them may wait while judging continues.
         """
@@ -355,7 +358,8 @@ class Writer:
             time.sleep(0.002)
 
     def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
-        """Store the position up to which the run is judged, after all findings so far: never before they are stored.
+        """Store the position ``seq`` up to which the run is judged, after all findings so far: never before they are
+        stored.
 
         ``checkpoint``: state of the judge at this position; None: none.
         """
@@ -717,7 +721,8 @@ class StoreSink:
         return self._journaled
 
     def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
-        """Store with the next write the position up to which the run is judged; all findings so far were passed before.
+        """Store, with the next write, the position ``seq`` up to which the run is judged; all findings so far were
+        passed before.
 
         ``checkpoint``: state of the judge at this position; None: none.
         """
@@ -743,7 +748,7 @@ class StoreSink:
         return lost
 
     def found(self, found: Sequence[Storable]) -> None:
-        """Store findings and forecasts, which are few and never dropped, after any items still waiting."""
+        """Store ``found``, findings and forecasts, which are few and never dropped, after any items still waiting."""
         self._backlog.extend(found)
         self._drain_if_due()
 

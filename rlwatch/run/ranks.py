@@ -184,7 +184,10 @@ class FirstRank:
         return True
 
     def send(self, parcel: PendingRecord) -> None:
-        """Queue rank 0's measurements of a step for the writer thread, which waits for those of the other ranks."""
+        """Queue rank 0's measurements of a step for the writer thread, which waits for those of the other ranks.
+
+        ``parcel``: the measurements, which may still be on their way from a device.
+        """
         moment = self._measured.next(parcel.step)
         self._offer(Awaited(WithMachines(parcel), self.hub.inbox, moment, time.time(), self.latest.update))
 
@@ -334,8 +337,9 @@ class OtherRank:
         return self.spoke.settled(deadline_s)
 
     def send(self, parcel: PendingRecord) -> None:
-        """Queue this rank's measurements of a step for the sending thread; count them as dropped if
-        the queue is full.
+        """Queue this rank's measurements of a step for the sending thread; count them as dropped if the queue is full.
+
+        ``parcel``: the measurements, which may still be on their way from a device.
         """
         if not self._queue.offer((self._measured.next(parcel.step), lambda: packed(self._found(), parcel.encode()))):
             self._counters.warn("dropped", FULL)

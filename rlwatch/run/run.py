@@ -84,7 +84,10 @@ class Link(Protocol):
         ...
 
     def send(self, parcel: PendingRecord) -> None:
-        """Send this rank's measurements of a step."""
+        """Send this rank's measurements of a step.
+
+        ``parcel``: the measurements, which may still be on their way from a device.
+        """
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
@@ -308,8 +311,9 @@ class Run:
         return None if self._ended else self._link
 
     def send(self, parcel: PendingRecord) -> None:
-        """Send this rank's measurements of a step to rank 0, while :attr:`linked`; every rank must do
-        so for each step.
+        """Send this rank's measurements of a step to rank 0, while :attr:`linked`; every rank must do so for each step.
+
+        ``parcel``: the measurements, which may still be on their way from a device.
         """
         if self._link is not None and not self._ended:
             self._link.send(parcel)
@@ -531,7 +535,9 @@ class Run:
         return call_or(call, failed)
 
     def end(self, state: str, reason: str, deadline_s: float = 5.0) -> None:
-        """End the run together with its process: :meth:`finish` with a short deadline in seconds."""
+        """End the run together with its process: call :meth:`finish` with ``state`` and ``reason``, and a short
+        deadline in seconds.
+        """
         self.finish(state, reason, deadline_s=deadline_s)
 
     def forked(self) -> None:
@@ -559,7 +565,7 @@ class Run:
         self._listeners.append(listener)
 
     def announce(self, outcome: MonitorOutcome) -> None:
-        """Pass findings and alerts to the listeners; called on the writer thread."""
+        """Pass the findings and alerts in ``outcome`` to the listeners; called on the writer thread."""
         for listener in self._listeners:  # an error of one must not stop the others, or the judging
             sheltered(partial(listener, outcome), self._listener_failed)
 

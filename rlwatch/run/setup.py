@@ -210,7 +210,9 @@ class Opening:
     output_dir: str | os.PathLike[str] | None
 
     def begin(self, info: RunInfo, into: Run | None = None) -> Run:
-        """Open the run in the store and begin to record; return the run. ``into``: a run object that waited for it."""
+        """Open the run ``info`` in the store and begin to record; return the run. ``into``: a run object that waited
+        for it.
+        """
         with ExitStack() as undo:  # release what was opened if the run cannot begin, so that it can be tried again
             writer = undo.enter_context(closing(self.assembly.store.open_run(info)))
             if self.output_dir is not None:

@@ -146,7 +146,9 @@ class StageClock:
         return bool(stack) and stack[-1].name == name  # type: ignore[index]
 
     def leave(self, opened: Opened | None) -> None:
-        """Leave the stage that :meth:`enter` returned, and those entered within it that are still open."""
+        """Leave the stage ``opened`` that :meth:`enter` returned, and those entered within it that are still open;
+        nothing for None.
+        """
         call_or(partial(self._leave, opened), _nothing)
 
     def _leave(self, opened: Opened | None) -> None:
@@ -274,7 +276,7 @@ def seconds_of(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def batch_of_spans(step: int, spans: Sequence[Span], rank: int = 0) -> SpikeBatch | None:
-    """Return the times of the stages of ``step`` as a record for the store; None if there are none."""
+    """Return the times of the stages of ``step`` (``spans``) as a record for the store; None if there are none."""
     if not spans:
         return None
     import numpy as np  # loaded by now wherever a stage was entered; `import rlwatch` does without

@@ -132,7 +132,10 @@ def broken_runs() -> tuple[tuple[ClosedStep, ...], ...]:
 
 @cache
 def whole_run(seed: int = 0, length: int = 300, every: int = 1) -> tuple[ClosedStep, ...]:
-    """Return a healthy run with all metrics, logged every ``every`` steps; made once and shared by all tests."""
+    """Return a healthy run with all metrics, logged every ``every`` steps; made once and shared by all tests.
+
+    ``length``: number of steps.
+    """
     return tuple(healthy_run(seed, length=length, every=every, layers=LAYERS, taps=True))
 
 

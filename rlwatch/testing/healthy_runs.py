@@ -15,7 +15,8 @@ from rlwatch.records import ClosedStep
 def machine_metrics(at: int, noise: random.Random) -> dict[str, float]:
     """Return system metrics of two busy machines whose caches fill at first, while checkpoints are written and removed.
 
-    ``at``: number of rows before this one. At half of the steps one of the four ranks, chosen at random, is slower.
+    ``noise``: source of the random deviations. ``at``: number of rows before this one. At half of the steps one of the
+    four ranks, chosen at random, is slower.
     """
     slow = noise.choice("01234567")
     filling = 30.0 * math.exp(-at / 20.0)
@@ -44,8 +45,9 @@ def machine_broken(row: Mapping[str, float], since: int) -> dict[str, float]:
 
 
 def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Return further metrics for ``row`` (of :func:`healthy_metrics`): mismatch, experts, text, tools, half
-    precision.
+    """Return further metrics for ``row`` (of :func:`healthy_metrics`): mismatch, experts, text, tools, half precision.
+
+    ``noise``: source of the random deviations.
     """
 
     def around(level: float, sigma: float = 0.2) -> float:
@@ -236,7 +238,7 @@ def part_metrics(progress: float, row: dict[str, float], noise: random.Random) -
     """Return the parts of the reward for ``row``: the format is learnt in the first tenth of the run, the answer
     steadily.
 
-    ``progress`` is the share of the run that has passed, 0 to 1.
+    ``noise``: source of the random deviations. ``progress`` is the share of the run that has passed, 0 to 1.
     """
     answer = row["reward/mean"] + noise.gauss(0.0, 0.02)
     return {
@@ -248,6 +250,8 @@ def part_metrics(progress: float, row: dict[str, float], noise: random.Random) -
 def verifier_metrics(noise: random.Random) -> dict[str, float]:
     """Return metrics of a reward verifier that applies to every second task, with canary scores by a slightly noisy
     model.
+
+    ``noise``: source of the random deviations.
     """
     return {
         "verifier/absent/answer": min(max(0.5 + noise.gauss(0.0, 0.1), 0.0), 1.0),
@@ -338,9 +342,10 @@ def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
 
 
 def layer_norms(total: float, layers: int, noise: random.Random) -> dict[str, float]:
-    """Return ``grad_layer/layers.<i>`` of a model with so many ``layers``, lower layers having larger norms.
+    """Return ``grad_layer/layers.<i>``, a gradient norm for each of ``layers`` layers of a model; lower layers have
+    larger norms.
 
-    Their squares add up to ``total`` squared.
+    The squares of the norms add up to ``total`` squared. ``noise``: source of the random deviations.
     """
     raw = [(1.0 + 3.0 / (1 + i)) * math.exp(noise.gauss(0.0, 0.1)) for i in range(layers)]
     whole = math.sqrt(math.fsum(x * x for x in raw))
@@ -352,8 +357,8 @@ def healthy_run(
 ) -> list[ClosedStep]:
     """Return the rows of a whole healthy run, logged every ``every`` steps as the mean over them, as trainers do.
 
-    ``layers``: number of layers whose gradient norms are logged. ``taps``: also log the metrics of
-    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics``,
+    ``length``: number of steps. ``layers``: number of layers whose gradient norms are logged. ``taps``: also log the
+    metrics of :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics``,
     ``machine_metrics`` and ``verifier_metrics``. The other metrics do not depend on these arguments.
     """
     return list(_rows(seed, length, every, layers, taps))

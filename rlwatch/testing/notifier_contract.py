@@ -104,7 +104,10 @@ class HTTPNotifierContract(NotifierContract):
     """Body of a positive answer, for services that report success in the body."""
 
     def make(self, url: str, secret: str, limit_s: float) -> Notifier:
-        """Return a notifier for this address that gives up after ``limit_s`` seconds in all."""
+        """Return a notifier that delivers to ``url`` and gives up after ``limit_s`` seconds in all.
+
+        ``secret``: text that is part of its settings, such as a signing key, and must never be revealed.
+        """
         raise NotImplementedError("build the notifier under test")
 
     @pytest.fixture
@@ -120,8 +123,9 @@ class HTTPNotifierContract(NotifierContract):
         return self.make(receiver.url, SECRET, 5.0)
 
     def answered(self, answer: WebhookReply | int, limit_s: float = NEVER_S) -> tuple[Delivery, WebhookReceiver]:
-        """Deliver a message to a receiver that replies with ``answer``; return the delivery's result and the
-        receiver.
+        """Deliver a message to a receiver that replies with ``answer``; return the delivery's result and the receiver.
+
+        ``limit_s``: seconds after which the notifier gives up.
         """
         with WebhookReceiver(answer, any_path=True) as receiver:
             return self.make(receiver.url, SECRET, limit_s).deliver(a_message()), receiver

@@ -116,7 +116,10 @@ class WebhookReceiver:
             return self._changed.wait_for(lambda: len(self._received) >= count, timeout_s)
 
     def take(self, path: str, headers: Mapping[str, str], body: bytes) -> WebhookReply:
-        """Record a request and return the reply to send."""
+        """Record a request and return the reply to send.
+
+        ``path``, ``headers`` and ``body`` are those of the request.
+        """
         verified = self._verified(headers, body)
         with self._changed:
             answer = self._script[min(len(self._received), len(self._script) - 1)]

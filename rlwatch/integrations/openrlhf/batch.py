@@ -69,7 +69,7 @@ def _truncation(loss: Any) -> float | None:
 def response_stats(experiences: Sequence[Any], group_size: int, *, full: bool) -> Stats:
     """Return statistics of all responses generated for a step; ``group_size`` responses were sampled for each prompt.
 
-    ``full``: also statistics that read token ids.
+    ``experiences``: OpenRLHF's micro-batches of the step. ``full``: also statistics that read token ids.
     """
     stats: Stats = {}
     with torch.no_grad():

@@ -261,7 +261,8 @@ class OpenRLHFRecorder:
         self.thread = StepThread(error_boundary, "rlwatch-openrlhf")
 
     def submit(self, step: int, measured: FinishedStep) -> None:
-        """Queue the computation and recording of ``step``, and return at once.
+        """Queue the computation and recording of ``step`` from ``measured``, what was measured in it, and return at
+        once.
 
         If too many steps wait, the step is dropped.
         """

@@ -176,7 +176,7 @@ Adjustable = tuple[Callable[[], Any], Callable[..., Any]]
 
 
 def settings_of(adjustable: Mapping[str, Adjustable]) -> dict[str, Setting]:
-    """Return the loop's settings by the command that changes each, from pairs of functions.
+    """Return command -> setting that it changes; ``adjustable`` maps a command to the loop's functions (read, write).
 
     Raises ``ConfigError`` for an unknown command, or for a value that is no pair of functions.
     """

@@ -304,7 +304,9 @@ class LossPasses:
     _ran: Ran | None = field(default=None, init=False)
 
     def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
-        """Keep the result of a forward pass; ``before`` are the random states before it."""
+        """Keep the ``result`` of a forward pass, and the ``call`` by which it can be repeated; ``before`` are the
+        random states before it.
+        """
         self._ran = Ran(call, result, before, not before.same(RandomState.now()))
 
     def observed(self, inputs: Mapping[str, Any], tokens: TokenBatch) -> dict[str, str]:

@@ -181,7 +181,9 @@ Refused = Mapping[str, str]
 
 @dataclass(slots=True)
 class UpdatePace:
-    """Counts the optimizer updates of each batch of rollouts, to turn an age in versions into one in updates."""
+    """Counter of the optimizer updates on each batch of rollouts, by which an age in policy versions becomes an age in
+    updates.
+    """
 
     batch: int = 0
     """Updates of the newest batch so far."""
@@ -189,16 +191,20 @@ class UpdatePace:
     """Updates of the batch before."""
 
     def sampled(self) -> None:
-        """Begin a batch; several generations before its first update are one."""
+        """Note that a new batch of rollouts begins; several generations before its first update count as one batch."""
         if self.batch:
             self.batch, self.each = 0, self.batch
 
     def updated(self) -> None:
-        """Count an optimizer update."""
+        """Count an optimizer update on the newest batch of rollouts."""
         self.batch += 1
 
     def stats(self, staleness: Tensor | None) -> Stats:
-        """``staleness/updates`` of responses that are ``staleness`` (B,) versions old; nothing if that is unknown."""
+        """Return the metric ``staleness/updates``: the age, in optimizer updates, of responses that are ``staleness``
+        (B,) policy versions old.
+
+        The result is empty if ``staleness`` is None.
+        """
         if staleness is None:
             return {}
         updates = staleness * float(max(self.each, self.batch + 1)) + float(self.batch)
@@ -244,7 +250,8 @@ class Collector:
         return self.localiser is not None and self.steps.error_boundary.works("localisation")
 
     def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
-        """Keep the forward pass of a loss, whose log-probs are observed next.
+        """Keep a forward pass of the loss: the ``call`` by which it can be repeated, and its ``result``, whose
+        log-probs are observed next.
 
         ``before`` are the random states before it.
         """

@@ -120,8 +120,8 @@ def correction_stats(inputs: Mapping[str, Any], batch: TokenBatch) -> Stats:
     """Return statistics of the weights that correct the loss for the mismatch between trainer and vLLM, as TRL
     truncates or masks them.
 
-    The weights are (B, T), or (B, 1) for whole responses. Those of responses are counted once each, but
-    ``mismatch/is_zero`` is a fraction of tokens. Empty if the loss has no correction.
+    ``inputs`` are those of TRL's loss. The weights are (B, T), or (B, 1) for whole responses. Those of responses are
+    counted once each, but ``mismatch/is_zero`` is a fraction of tokens. Empty if the loss has no correction.
     """
     weights = inputs.get("importance_sampling_ratio")
     if weights is None:
@@ -197,7 +197,7 @@ class GenerationPasses:
         self._logps: list[Tensor] = []
 
     def add(self, logps: Tensor) -> None:
-        """Keep the log-probs (B, T) of one forward pass."""
+        """Keep ``logps``, the log-probs (B, T) of one forward pass."""
         self._logps.append(logps.detach())
 
     def clear(self) -> None:
@@ -282,7 +282,7 @@ class Generations:
         self._own = own
 
     def scored(self, scored: Scored) -> None:
-        """Note the rewards of the current generation."""
+        """Keep the current generation, whose rewards are known now."""
         self._scored = scored
 
     def take(self, outputs: Mapping[str, Any]) -> tuple[Stats, Scored | None]:
@@ -300,7 +300,9 @@ class Generations:
         return stats, scored
 
     def rewards(self, scored: Scored) -> Tensor:
-        """Return the total reward of each of this rank's completions (N,), NaN where no function gave one."""
+        """Return the total reward of each of this rank's completions in ``scored`` (N,), NaN where no function gave
+        one.
+        """
         return total_rewards(scored.rewards, self._trainer.reward_weights)[self._mine(scored)]
 
     def _mine(self, scored: Scored) -> slice:
@@ -364,8 +366,9 @@ def completion_batch(
 ) -> CompletionBatch | None:
     """Return a sample of the generation that ``step`` trains on, with values that TRL has copied to the CPU, or None.
 
-    ``logps`` are log-probs (B, T) of the policy that sampled and of the reference, and their mask, if TRL computed
-    both. The KL of the kept completions is fetched from a device that TRL has just waited for.
+    ``sampler`` decides what is kept, ``scored`` is the generation. ``logps`` are log-probs (B, T) of the policy that
+    sampled and of the reference, and their mask, if TRL computed both. The KL of the kept completions is fetched from a
+    device that TRL has just waited for.
     """
     size = max(1, int(getattr(trainer, "num_generations", 1)))
     first = int(trainer.accelerator.process_index) * len(scored.completions)
@@ -412,13 +415,13 @@ def _mine(trainer: Any, scored: Scored, logged: Iterable[float]) -> list[float]:
 
 
 def samples_of(scored: Scored) -> list[Sample]:
-    """Return a few completions, evenly spread, for the measurement of their text."""
+    """Return a few completions of the generation ``scored``, evenly spread, for the measurement of their text."""
     return [Sample(ids=list(scored.ids[i])) for i in spread(len(scored.ids))]
 
 
 def as_text(content: Any) -> str:
-    """Return a prompt or completion as text: a string unchanged, and the messages of a conversation one below the
-    other.
+    """Return ``content``, a prompt or completion, as text: a string unchanged, and the messages of a conversation one
+    below the other.
     """
     if isinstance(content, str):
         return content

@@ -73,14 +73,19 @@ class TrainerLocalising:
         self._tap.attach(live)
 
     def generated(self, outputs: Mapping[str, Any], rewards: Tensor, scored: Scored) -> None:
-        """Keep a generation with the rewards (N,) of its sequences; ``scored`` has their components and texts."""
+        """Keep a generation: TRL's ``outputs``, and the rewards (N,) of its sequences; ``scored`` has their components
+        and texts.
+        """
         known = {name: outputs[name] for name in IDS if name in outputs}
         step = int(self._trainer.state.global_step)
         self._generated = Generated(known, rewards, scored, self._generations, step)
         self._generations += 1
 
     def keep(self, tokens: TokenBatch, inputs: Mapping[str, Any]) -> None:
-        """Keep the loss pass of a micro-batch, before its backward pass."""
+        """Keep the loss pass of a micro-batch, before its backward pass.
+
+        ``tokens`` and ``inputs`` are those of the micro-batch.
+        """
         self._tap.keep(tokens)
         self._inputs.append({name: inputs[name] for name in (*IDS, *MASKS) if name in inputs})
 
@@ -196,7 +201,8 @@ def identity_of(trainer: Any, made: Generated, dataset: PromptRows) -> dict[str,
     """Return the columns that identify the N sequences of a generation: prompt, group, sample, rollout, task and reward
     parts.
 
-    The names are those of :data:`rlwatch.gradloc.passes.IDENTITY`. Waits for the device.
+    ``made`` is the generation; ``dataset`` finds the rows of its prompts. The names are those of
+    :data:`rlwatch.gradloc.passes.IDENTITY`. Waits for the device.
     """
     scored, count, every = made.scored, len(made.scored.completions), int(made.scored.rewards.shape[0])
     size = max(1, int(getattr(trainer, "num_generations", 1)))
@@ -344,8 +350,9 @@ class PureHead:
     ) -> tuple[Tensor | None, ...]:
         """Return log-probs (N,) and entropies (N,) of the tokens ``targets`` (N,), in nats, and three times None.
 
-        ``hidden`` (N, H) are the last hidden states, ``weight`` (V, H) and ``bias`` (V,) those of the head. Entropies
-        are None unless ``outputs`` names them. The logits of ``at_once`` tokens are held at a time.
+        Logits are divided by ``temperature``, multiplied by ``scale`` and capped at ``softcap``, if given. ``hidden``
+        (N, H) are the last hidden states, ``weight`` (V, H) and ``bias`` (V,) those of the head. Entropies are None
+        unless ``outputs`` names them. The logits of ``at_once`` tokens are held at a time.
         """
 
         def logits(rows: Tensor) -> Tensor:

@@ -133,7 +133,9 @@ class StepBatch:
         }
 
     def token_batch(self, reading: BatchSettings) -> TokenBatch | None:
-        """Return the batch for token statistics; None if the trainer's own log-probs are not known."""
+        """Return the batch for token statistics, as the settings ``reading`` require; None if the trainer's own
+        log-probs are not known.
+        """
         logp, mask = self.tokens.get("old_log_probs"), self.tokens.get("response_mask")
         if logp is None or mask is None or reading.bypass:
             return None
@@ -151,7 +153,7 @@ class StepBatch:
         )
 
     def response_batch(self, reading: BatchSettings) -> ResponseBatch:
-        """Return the batch for response statistics.
+        """Return the batch for response statistics, as the settings ``reading`` require.
 
         Of a session with several outputs only the last one has the reward.
         """
@@ -229,7 +231,7 @@ def _within(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def listed(x: Any) -> list[Any]:
-    """Return a column as a list, from any type that verl's queue returns."""
+    """Return the column ``x`` of a batch as a list, from any type that verl's queue returns."""
     return list(x.tolist() if hasattr(x, "tolist") else x)
 
 
@@ -319,7 +321,11 @@ def tokens_of(data: Any, outputs: Outputs, where: Packed) -> TokenBatch:
 
 
 def rewards_of(data: Any, where: Packed) -> Tensor | None:
-    """Return the reward of each response (B,), or None if verl did not send rewards to the worker."""
+    """Return the reward of each response (B,) in the micro-batch ``data``, or None if verl did not send rewards to the
+    worker.
+
+    ``where`` has the positions of the responses.
+    """
     scores = _column(data, "rm_scores", where.width)
     return None if scores is None else scores.sum(1)
 

@@ -105,7 +105,7 @@ REFUSED = "scalars only: "
 
 
 def in_words(missing: Mapping[str, str]) -> str:
-    """Return one line of text with the parts that are not recorded (part -> reason)."""
+    """Return one line of text with the parts that are not recorded; ``missing`` maps each part to the reason."""
     parts = "; ".join(f"not {part}: {reason}" for part, reason in missing.items())
     installed_here = verl_version() or "?"
     return f"of verl {installed_here} rlwatch does not record everything ({parts}); all the rest is, see docs/verl.md"

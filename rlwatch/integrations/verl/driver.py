@@ -264,8 +264,8 @@ class Statistics:
             self._error_boundary.attempt("metrics of a step", on_metrics, metrics if awaited == step else {})
 
     def submit(self, step: int, fetched: Fetched | None, answers: Answers | None) -> None:
-        """Queue the computation of ``step`` from its batch and from the workers' ``answers``, of which either may be
-        None.
+        """Queue the computation of ``step`` from ``fetched``, its batch, and from the workers' ``answers``, of which
+        either may be None.
         """
         self.thread.submit(self._guarded, step, fetched, answers)
 
@@ -372,6 +372,8 @@ class Texts(SampledText):
     def offer(self, run: Run, step: int, batch: StepBatch, reading: BatchSettings) -> None:
         """Keep and measure completions of the generation in ``batch`` for ``step``, if a sample is due, and record them
         in ``run``.
+
+        ``reading`` has the settings by which the batch is read.
         """
 
         def kept(sampler: CompletionSampler) -> CompletionBatch | None:

@@ -63,8 +63,8 @@ class RankLocalising:
     def of(cls, worker: Any, error_boundary: ErrorBoundary, settings: Localise, *, text: bool = False) -> Self:
         """Create the localisation for the actor of verl's ``worker``.
 
-        With ``text``, the text of the reported tokens is kept. A collective: every rank calls it. Raises
-        ``RLWatchError`` with the reason if it is not possible.
+        ``seam`` is the error boundary. With ``text``, the text of the reported tokens is kept. A collective: every rank
+        calls it. Raises ``RLWatchError`` with the reason if it is not possible.
         """
         engine = worker.actor.engine
         reason = hindrance("fsdp" if flattened(engine.module) else str(worker.config.actor.strategy))
@@ -83,7 +83,9 @@ class RankLocalising:
         self._tap.attach()
 
     def keep(self, model_output: Any, data: Any) -> None:
-        """Keep the outputs of a forward pass, before the loss is computed from them; ``data`` is the micro-batch."""
+        """Keep ``model_output``, the outputs of a forward pass, before the loss is computed from them; ``data`` is the
+        micro-batch.
+        """
         if self._world is not None:
             self._tap.keep(model_output, data)
 
@@ -262,7 +264,7 @@ class EngineLossPassTap:
 
 
 def parts_of(model_output: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the engine's outputs by rlwatch's names, jagged over whole sequences."""
+    """Return the engine's outputs ``model_output`` under rlwatch's names, jagged over whole sequences."""
     return {
         name: model_output[verl_name] for name, verl_name in PARTS.items() if model_output.get(verl_name) is not None
     }

@@ -218,7 +218,8 @@ def saving_handlers(
     """Return the handlers of ``rollback``, ``hold`` and ``skip-step``, and of taking snapshots if ``ledger`` is not
     None.
 
-    ``step`` returns the step that has ended, ``when_measured`` calls back with the metrics of a step.
+    ``workers`` makes remote calls to all ranks. ``step`` returns the step that has ended, ``when_measured`` calls back
+    with the metrics of a step.
     """
     made: list[CommandHandler] = [
         RollbackOnWorkers(ledger, workers, step),
