@@ -48,7 +48,7 @@ DELIVERY_LOOK = {
 
 
 def matching(dockets: Sequence[IncidentRecord], choice: str) -> list[IncidentRecord]:
-    """Return the incidents that match ``choice``, one of :data:`CHOICES`."""
+    """Return the incidents in ``dockets`` that match ``choice``, one of :data:`CHOICES`."""
     if choice == HEARTBEATS:
         return [docket for docket in dockets if docket.incident.heartbeat]
     found = [docket for docket in dockets if not docket.incident.heartbeat]
@@ -60,7 +60,7 @@ def matching(dockets: Sequence[IncidentRecord], choice: str) -> list[IncidentRec
 
 
 def headline(dockets: Sequence[IncidentRecord]) -> str:
-    """Return the headline of the page, as ``2 incidents firing, 1 acknowledged``."""
+    """Return the headline of the page for the incidents ``dockets``, as ``2 incidents firing, 1 acknowledged``."""
     firing = [docket for docket in dockets if docket.open and not docket.incident.heartbeat]
     if not firing:
         return "No firing incidents"
@@ -78,8 +78,9 @@ def silence_words(silence: Silence, now: float) -> str:
 
 
 def incident_row(docket: IncidentRecord, now: float, *, may_take: bool) -> table.TableRow:
-    """Return an incident as a row of the table with :data:`INCIDENT_COLUMNS`; ``may_take``: the user may acknowledge
-    it.
+    """Return the incident ``docket`` as a row of the table with :data:`INCIDENT_COLUMNS`.
+
+    ``now``: Unix seconds. ``may_take``: the user may acknowledge the incident.
     """
     incident, run = docket.incident, docket.run
     project, name = ("", "") if run is None else (run.project, run.name)
@@ -106,7 +107,9 @@ def incident_row(docket: IncidentRecord, now: float, *, may_take: bool) -> table
 
 
 def acknowledge_cell(docket: IncidentRecord) -> table.Cell:
-    """Return a cell with a link that acknowledges the incident; empty if it is resolved or acknowledged."""
+    """Return a table cell with a link that acknowledges the incident ``docket``; empty if it is resolved or
+    acknowledged.
+    """
     taken = docket.standing is IncidentState.ACKNOWLEDGED
     if not docket.open or taken:
         return table.text("")
@@ -134,7 +137,9 @@ def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
 
 
 def page(go_to_run: GoToRun) -> None:
-    """Draw the page with all incidents of the store, and refresh it while it is open."""
+    """Draw the page with all incidents of the store, and refresh it while it is open; ``go_to_run`` opens the page of a
+    run.
+    """
     with layout.readable():
         dialog_if_open()
     st.fragment(_body, run_every=layout.REFRESH_S)(go_to_run)
@@ -262,7 +267,9 @@ def _dialog(docket: IncidentRecord) -> None:
 
 
 def subject(docket: IncidentRecord) -> Markup:
-    """Return the head of an incident as HTML: run, alerts, severity, onset, status and most likely cause."""
+    """Return the head of the incident ``docket`` as HTML: run, alerts, severity, onset, status and most likely
+    cause.
+    """
     incident, run = docket.incident, docket.run
     project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
     name = fmt.shorten((run.name if run else "") or incident.run_id, 240)
@@ -288,7 +295,7 @@ def _severity(alert: Alert, docket: IncidentRecord) -> Markup:
 
 
 def alerts_list(docket: IncidentRecord) -> Markup:
-    """Return the alerts of an incident as an HTML list with message, onset, status and numbers."""
+    """Return the alerts of the incident ``docket`` as an HTML list with message, onset, status and numbers."""
     items = []
     for alert in docket.incident.alerts:
         look = LOOKS[SEVERITY_WORD[alert.severity]]
@@ -318,7 +325,7 @@ def _facts(alert: Alert, docket: IncidentRecord) -> list[str]:
 
 
 def delivery_list(docket: IncidentRecord) -> Markup:
-    """Return the notifications of an incident as an HTML list with channel, message and delivery status."""
+    """Return the notifications of the incident ``docket`` as an HTML list with channel, message and delivery status."""
     title = el("div", "Delivery", cls="rl-panel")
     if not docket.messages:
         return joined(title, el("div", "not sent", cls="rl-quiet"))
@@ -334,8 +341,8 @@ def _event(message: OutboxMessage) -> str:
 
 
 def history_list(audit: tuple[AuditEntry, ...], now: float) -> Markup:
-    """Return the user actions and notes of an incident as an HTML list, the newest first; ``now`` is
-    in Unix seconds.
+    """Return ``audit``, the user actions and notes of an incident, as an HTML list, the newest first; ``now`` is in
+    Unix seconds.
     """
     title = el("div", "History", cls="rl-panel")
     if not audit:

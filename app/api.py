@@ -378,7 +378,7 @@ def columns(recorded: Mapping[str, str], read: Mapping[str, Series], times: Time
 
 
 async def axes(request: Request) -> Response:
-    """Answer a request with the positions of a run's steps on the time, token and crash axes."""
+    """Answer a request with the positions of a run's steps on the time axis and the token axis of its charts."""
     return await _answer(_axes, request.path_params["run_id"])
 
 
@@ -489,7 +489,9 @@ class _Streams:
 
 
 async def told_of(runs: frozenset[str], until: float) -> AsyncIterator[str]:
-    """Yield events for changes of ``runs`` (empty: of any run) until the session ends at ``until`` (Unix seconds)."""
+    """Yield server-sent events as text, one for each change of ``runs`` (empty: of any run), until the session ends at
+    ``until`` (Unix seconds).
+    """
     _Streams.open += 1
     try:
         with news.HUB.listening() as listener:

@@ -90,8 +90,8 @@ class Shades:
 class BoardChart:
     """One chart of a board. ``name`` identifies it; ``rules`` are horizontal lines with their labels.
 
-    ``ends``: range and scale of its axis for each view (linear or logarithmic, each with outliers cut and not), if the
-    browser chooses; ``usual``: the range beyond which values are outliers. ``pin``: the text of a pinned chart
+    ``ends``: range and scale of the chart's axis for each view (linear or logarithmic, each with outliers cut and not),
+    if the browser chooses; ``usual``: the range beyond which values are outliers. ``pin``: the text of a pinned chart
     (``pinned.py``), ``columns`` wide; ``pair``: two charts in one; ``made``: computed from other metrics, so the
     browser cannot fetch its rows.
     """
@@ -178,8 +178,8 @@ def by_step(first: int, last: int) -> StepAxis:
 class Board:
     """Charts of a part of a page that share an axis. Boards with equal ``key`` share a cursor; ``window`` is in steps.
 
-    ``looks``: the drawn view and the run, if the browser draws other views by itself (``look.js``). ``legend``: the
-    runs of a comparison, which the browser hides and shows; ``study``: their settings and results.
+    ``looks``: the drawn view (scale, smoothing) and the run, if the browser draws other views by itself (``look.js``).
+    ``legend``: the runs of a comparison, which the browser hides and shows; ``study``: their settings and results.
     """
 
     key: str
@@ -434,6 +434,8 @@ def axis_range(
 ) -> tuple[float, float]:
     """Return the axis range for values within ``ends``: with a margin, clipped to the metric's ``limits``.
 
+    ``scale``: linear or logarithmic.
+
     >>> axis_range((0.0, 0.5), limits=(0.0, 1.0))
     (0.0, 0.53)
     >>> axis_range((2.0, 2.0))
@@ -467,7 +469,7 @@ AT = "at"
 
 
 def at_step(params: Mapping[str, str]) -> int | None:
-    """Return the clicked step in the page's address, or None."""
+    """Return the clicked step in ``params``, the query of the page's address, or None."""
     text = params.get(AT, "")
     return int(text) if text.lstrip("-").isdigit() else None
 
@@ -533,7 +535,7 @@ def _mounted(name: str, script: str) -> Callable[..., Any]:
 def lines_of(branches: Branches, ink: Ink, smooth: ThinnedCurve | None = None) -> list[ChartLine]:
     """Return the lines of a metric: the current branch, and the branches that a restart replaced, dimmed.
 
-    With a smoothed line in ``smooth``, the current branch is drawn pale below it.
+    ``ink``: colours. With a smoothed line in ``smooth``, the current branch is drawn pale below it.
     """
     raw = ChartLine(branches.current, ink.line, width=1.0 if smooth else 1.5, alpha=0.35 if smooth else 1.0)
     found = [] if smooth is None else [ChartLine(smooth, ink.line, "smoothed", width=1.8)]

@@ -40,8 +40,9 @@ def slider_key(run_id: str, end: int) -> str:
 
 
 def read_window(params: Mapping[str, str], first: int, last: int) -> StepRange:
-    """Return the range of steps in the page's address, limited to ``first`` to ``last``; the whole range if it is
-    invalid.
+    """Return the range of steps in ``params``, the query of the page's address, limited to ``first`` to ``last``.
+
+    It is the whole range if the address has none or an invalid one.
     """
     low, high = _int(params.get(FROM)), _int(params.get(TO))
     low = first if low is None else min(max(first, low), last)
@@ -51,7 +52,10 @@ def read_window(params: Mapping[str, str], first: int, last: int) -> StepRange:
 
 
 def write_window(params: MutableMapping[str, str], low: int, high: int, first: int, end: int) -> None:
-    """Put a chosen range of steps into the page's address; the slider's ends (``first``, ``end``) mean "no limit"."""
+    """Put the chosen range of steps, ``low`` to ``high``, into ``params``, the query of the page's address.
+
+    The slider's ends (``first``, ``end``) mean "no limit".
+    """
     for name, value, free in ((FROM, low, low <= first), (TO, high, high >= end)):
         if free:
             params.pop(name, None)

@@ -350,8 +350,8 @@ def send(
 ) -> Command:
     """Queue a command for a run; a second call with an equal ``key`` returns the first command.
 
-    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` for arguments that are not allowed,
-    ``ControlUnavailableError`` and ``StoreBusyError``.
+    ``why``: the user's reason. ``force``: overrule a veto of the trainer. Raises ``NotPermittedError`` unless ``by`` is
+    an operator, ``ConfigError`` for arguments that are not allowed, ``ControlUnavailableError`` and ``StoreBusyError``.
     """
     by.require_command()
     return request(

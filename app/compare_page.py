@@ -57,7 +57,9 @@ AXES = {Axis.STEP: "step", Axis.TOKENS: "tokens", Axis.TIME: "time", Axis.CRASH:
 
 
 def page(go_to_run: GoToRun) -> None:
-    """Draw the page that compares runs, which are chosen on it or in the list of runs."""
+    """Draw the page that compares runs, which are chosen on it or in the list of runs; ``go_to_run`` opens the page of
+    a run.
+    """
     with layout.readable():
         known = queries.runs_by_id()
         chosen = _chosen(known)
@@ -161,7 +163,7 @@ PARTED_COLUMNS = (
 
 
 def show_parted(comparisons: Sequence[Comparison]) -> None:
-    """Draw a sentence for each pair of runs, and a table of every metric that diverged."""
+    """Draw a sentence for each pair of runs in ``comparisons``, and a table of every metric that diverged."""
     st.html(el("div", "Diverged first", cls="rl-family"))
     st.html(
         joined(
@@ -337,7 +339,9 @@ def _offered(url: str, versions: tuple[Version, ...]) -> list[str]:  # noqa: ARG
 
 
 def first_metrics(offered: Sequence[str], comparisons: Sequence[Comparison]) -> list[str]:
-    """Return the metrics to draw first: those that diverged, earliest first, then the most informative others."""
+    """Return the metrics in ``offered`` to draw first: those that diverged by ``comparisons``, earliest first, then the
+    most informative others.
+    """
     parted = [one.metric for comparison in comparisons for one in comparison.partings if not one.apart_from_start]
     return [name for name in dict.fromkeys((*parted[: FIRST_PANELS // 2], *offered)) if name in offered][:FIRST_PANELS]
 
@@ -482,7 +486,10 @@ def written(value: object) -> str:
 
 
 def show_settings(runs: Sequence[RunInfo], differing: Sequence[ConfigOption], go_to_run: GoToRun) -> None:
-    """Draw a table of the settings in which the runs differ, one column a run, with a link to each run."""
+    """Draw a table of the settings in which the runs differ, one column a run, with a link to each run.
+
+    ``differing``: these settings. ``go_to_run`` opens the page of a run.
+    """
     st.html(el("div", "Settings that differ", cls="rl-family"))
     if not differing:
         st.caption("No differences in the recorded settings.")

@@ -61,7 +61,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def module_address(name: str, base_path: str = "") -> str:
-    """Return the URL path of the script ``name``; it changes if the content of any script changes."""
+    """Return the URL path of the script ``name``; it changes if the content of any script changes.
+
+    ``base_path``: URL path of the dashboard.
+    """
     scripts = modules()
     version = sha256("\0".join(scripts[one] for one in sorted(scripts)).encode()).hexdigest()[:16]
     return f"{base_path}/web/{version}/{name}"

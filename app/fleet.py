@@ -135,7 +135,8 @@ class RunEntry:
 
 
 def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
-    """Return an entry for every run, those that need attention first, then the most recently updated first.
+    """Return an entry for every run in ``fleet``, those that need attention first, then the most recently updated
+    first.
 
     ``now`` is in Unix seconds.
     """
@@ -224,6 +225,8 @@ SORTS: Mapping[str, Callable[[RunEntry], Any]] = {
 def kl(known: Vitals) -> float | None:
     """Return a run's last KL to the reference model, from the first of its estimators that was logged; None without
     one.
+
+    ``known``: the last values of the run.
     """
     names = ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k1", "policy/kl_ref_k2")
     return next((known.values[name] for name in names if name in known.values), None)
@@ -284,7 +287,7 @@ def groups(entries: Sequence[RunEntry], by: str) -> dict[str, list[RunEntry]]:
 
 
 def mean_spark(members: Sequence[Spark]) -> tuple[ThinnedCurve, np.ndarray]:
-    """Return the mean of the small curves of a group, and its band (mean ± standard deviation)."""
+    """Return the mean of ``members``, the small curves of a group of runs, and its band (mean ± standard deviation)."""
     return mean_of([one.curve for one in members])
 
 

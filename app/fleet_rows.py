@@ -268,8 +268,8 @@ class ListView:
     picked: frozenset[str] | None = None
 
     def lines(self, entries: Sequence[RunEntry]) -> list[FleetRow]:
-        """Return the lines of the filtered list: runs or, if grouped, groups, with the runs of each unfolded group
-        below it.
+        """Return the lines of the list for ``entries`` after filtering: runs or, if grouped, groups, with the runs of
+        each unfolded group below it.
         """
         fitting = matching(entries, projects=self.projects, states=self.states, tags=self.tags, text=self.text)
         ordered = in_order(fitting, self.sort)

@@ -85,7 +85,7 @@ def past_row(past: Past, run: RunInfo | None, *, may_judge: bool) -> table.Table
 
 
 def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
-    """Return a cell with the user's answer that a forecast was right or wrong, linked to the dialog if
+    """Return a table cell with the user's answer that the forecast ``past`` was right or wrong, linked to the dialog if
     ``may_judge``.
     """
     asks = f"{JUDGE}{past.run_id}:{past.step}"
@@ -99,6 +99,8 @@ def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
 def curve_board(record: Record, ink: Ink) -> Board:
     """Return the calibration curve as a board: observed frequency of failures against predicted probability, a dot for
     each bin.
+
+    ``ink``: colours.
     """
     each = sorted(record.curve, key=lambda each: each.said)
     seen = _line([one.said for one in each], [one.came for one in each])
@@ -187,7 +189,7 @@ def _keep(past: Past, verdict: str | None, why: str) -> None:
 
 
 def page(go_to_run: GoToRun) -> None:
-    """Draw the record of forecasts of all runs of the store."""
+    """Draw the record of forecasts of all runs of the store; ``go_to_run`` opens the page of a run."""
     with layout.readable():
         _dialog_if_open()
         record, left = queries.forecast_record()

@@ -32,12 +32,14 @@ def shorten(text: str, limit: int) -> str:
 
 
 def evidence_lines(body: Mapping[str, JSON]) -> list[tuple[str, str]]:
-    """Return the name and the formatted value of each entry of a finding's or event's evidence."""
+    """Return the name and the formatted value of each entry of ``body``, the evidence of a finding or event."""
     return [(name.replace("_", " "), evidence_value(entry)) for name, entry in body.items()]
 
 
 def evidence_line(body: Mapping[str, JSON], limit: int = 400) -> str:
-    """Return evidence on one line of at most ``limit`` characters, as ``optimizer clear · kl 0.310``."""
+    """Return ``body``, the evidence of a finding or event, on one line of at most ``limit`` characters, as ``optimizer
+    clear · kl 0.310``.
+    """
     return shorten(" · ".join(f"{name} {entry}" for name, entry in evidence_lines(body)), limit)
 
 

@@ -411,7 +411,10 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: str, receive: Receive) -> AsyncIterator[bool]:
-        """Wait for the client's turn in the queue and yield True, or False if the client disconnects first."""
+        """Wait for the client's turn in the queue and yield True, or False if the client disconnects first.
+
+        ``client``: network address of the client. ``receive``: ASGI function that reports the disconnection.
+        """
         key = _household(client)
         queue = self._queues.setdefault(key, asyncio.Lock())
         self._asking[key] += 1
@@ -551,12 +554,14 @@ def leave_page(action: str, token: str) -> Response:
 
 
 def again(connection: HTTPConnection) -> Response:
-    """Return a page that reloads itself, since a browser sends no strict cookie with a link from another site."""
+    """Answer ``connection`` with a page that reloads itself, since a browser sends no strict cookie with a link from
+    another site.
+    """
     return onward(_here(connection), 401)
 
 
 def onward(address: str, status: int) -> Response:
-    """Return a page that redirects to ``address``."""
+    """Return a page, with this HTTP ``status``, that redirects to ``address``."""
     page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}"><title>rlwatch</title>'
     return HTMLResponse(page, status, _page_headers(page))
 

@@ -155,7 +155,9 @@ def firing(alerts: Sequence[Alert]) -> Alert | None:
 
 
 def since_words(alert: Alert, last_step: int | None) -> str:
-    """Return the kind and onset of an alert: ``entropy collapse since step 4 690 (122 steps)``."""
+    """Return the kind and onset of an alert, and the steps up to ``last_step``: ``entropy collapse since step 4 690
+    (122 steps)``.
+    """
     began = f"{fmt.words(alert.kind)} since step {fmt.step(alert.onset_step)}"
     lasted = (last_step or 0) - alert.onset_step
     return f"{began} ({fmt.plural(lasted, 'step')})" if lasted > 0 else began
@@ -196,7 +198,10 @@ def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
 
 
 def ending_words(run: RunInfo, health: StatusWord, now: float, pace: Pace) -> str:
-    """Return a phrase on the pause or silence of a run for the end of its summary; "" if it has neither."""
+    """Return a phrase on the pause or silence of a run for the end of its summary; "" if it has neither.
+
+    ``pace`` is the usual time between steps, ``now`` in Unix seconds.
+    """
     if health.word is Word.PAUSED:
         return health.why
     if health.word is Word.STALE:

@@ -39,8 +39,9 @@ class Scope:
 
 
 def scopes(alert: Alert, run_name: str, project: str, words: str) -> list[Scope]:
-    """Return the choices of alerts to silence for a given alert, the narrowest first; ``words``: its kind in plain
-    English.
+    """Return the choices of alerts to silence for a given alert, the narrowest first.
+
+    ``run_name``, ``project``: name and project of its run. ``words``: kind of the alert in plain English.
     """
     found = [
         Scope(f"{words} on this run", run=alert.run_id, kind=alert.kind),
@@ -56,7 +57,8 @@ def acknowledge_alert(
 ) -> Acknowledgement:
     """Acknowledge a firing alert and return the stored acknowledgement.
 
-    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    ``why``: the user's reason. Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and
+    ``StoreError``.
     """
     by.require_command()
     return silencing.acknowledge(
@@ -67,7 +69,8 @@ def acknowledge_alert(
 def acknowledge_all(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, why: str) -> Acknowledgement:
     """Acknowledge all of ``alerts`` that still fire; return the first acknowledgement.
 
-    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    ``why``: the user's reason. Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and
+    ``StoreError``.
     """
     by.require_command()
     known = {alert.alert_id: alert for alert in store.alerts()}
@@ -82,7 +85,8 @@ def acknowledge_all(store: AlertStore, alerts: Sequence[Alert], *, by: Principal
 def snooze(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, length: str, why: str) -> Silence:
     """Pause notifications of the firing ones of ``alerts`` for one of :data:`LENGTHS`; return the stored silence.
 
-    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    ``why``: the user's reason. Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and
+    ``StoreError``.
     """
     by.require_command()
     return silencing.snooze(store, alerts, by=by.name, for_s=silencing.seconds_of(LENGTHS[length]), why=why)
@@ -91,7 +95,8 @@ def snooze(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, length:
 def silence(store: AlertStore, scope: Scope, *, by: Principal, length: str, why: str) -> Silence:
     """Silence alerts that match ``scope`` for one of :data:`LENGTHS`; return the stored silence.
 
-    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    ``why``: the user's reason. Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and
+    ``StoreError``.
     """
     by.require_command()
     for_s = silencing.seconds_of(LENGTHS[length])
@@ -139,7 +144,8 @@ def remove_note_at_step(store: Store, note: StepNote, *, by: Principal) -> None:
 def answer_forecast(store: Store, past: Past, *, by: Principal, right: bool, why: str) -> ForecastAnswer:
     """Store the user's answer that a forecast was right or wrong, and return it.
 
-    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    ``past``: the forecast. ``why``: the user's reason. Raises ``NotPermittedError`` unless ``by`` is an operator,
+    ``ConfigError`` and ``StoreError``.
     """
     by.require_command()
     return answer(store, past, right=right, by=by.name, why=why, now=time.time())

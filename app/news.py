@@ -132,7 +132,10 @@ HUB = NewsFeed(_of_the_store)
 
 
 class Asking:
-    """Filter of a page's messages on its web socket: passes timed reruns only for news, and adds reruns for news.
+    """Filter of the messages that an open page sends on its web socket, so that the page is redrawn when there is news
+    of its runs.
+
+    It drops the page's timed requests to redraw while there is no news, and adds such requests for news.
 
     Parameters
     ----------
@@ -177,7 +180,9 @@ class Asking:
         return self._due.popleft()
 
     def note(self, message: Message) -> None:
-        """Note a change of the address in a message to the page, so that added reruns have the current one."""
+        """Note the new address of the page in ``message``, if it has one, so that added requests to redraw have the
+        current address.
+        """
         data = message.get("bytes") or b""
         if message["type"] == "websocket.send" and len(data) < SMALL:
             forwarded = ForwardMsg()

@@ -34,7 +34,7 @@ class Scales:
 
     @classmethod
     def of_address(cls, params: Mapping[str, str]) -> Scales:
-        """Read the choices from the page's address; invalid values become the default."""
+        """Read the choices from ``params``, the query of the page's address; invalid values become the default."""
         smooth = params.get("smooth", smoothing.OFF)
         known = smooth if smooth in smoothing.SMOOTHS else smoothing.OFF
         return cls(known, params.get("log") == "true", params.get("clip") != "false")
@@ -99,15 +99,22 @@ STYLES = ("solid", "dashed", "dotted")
 def line(
     name: str, place: int, curve: ThinnedCurve, area: Floats | None = None, *, dark: bool = False, **look: Any
 ) -> ChartLine:
-    """Return one of several lines of a chart. Its ``place`` sets colour and dashes, equally in every chart.
+    """Return one line of a chart that has several; ``place``, its number among them, sets colour and dashes, equally in
+    every chart.
 
-    ``look``: further fields of :class:`~app.board.ChartLine`.
+    ``area``: ends of a shaded area around it. ``dark``: for a dark background. ``look``: further fields of
+    :class:`~app.board.ChartLine`.
     """
     return ChartLine(curve, _colour(place, dark=dark), name, dash=DASHES[_round(place)], area=area, place=place, **look)
 
 
 def entry(name: str, place: int, note: str = "", *, dark: bool = False) -> dict[str, Any]:
-    """Return a line's entry of the legend; its sign is hollow if an earlier line has an equal colour."""
+    """Return the entry of a line in the legend, as values for JSON; its sign is hollow if an earlier line has an equal
+    colour.
+
+    ``place``: number of the line, which sets its colour. ``note``: text behind the name. ``dark``: for a dark
+    background.
+    """
     turn = _round(place)
     return {
         "name": name, "note": note, "colour": _colour(place, dark=dark), "style": STYLES[turn], "hollow": turn > 0,
@@ -125,7 +132,10 @@ def _round(place: int) -> int:
 def overlay(
     name: str, lines: Sequence[ChartLine], title: str = "", sub: str = "", scales: Scales = AS_USUAL
 ) -> BoardChart:
-    """Return a chart of several lines; a single outlier is marked at the edge instead of flattening the rest."""
+    """Return a chart of several lines; a single outlier is marked at the edge instead of flattening the rest.
+
+    ``sub``: subtitle. ``scales``: the user's choices for drawing lines.
+    """
     areas = [line.area for line in lines if line.area is not None and line.area.size]
     metric = metric_of(name)
     limits = (None, None) if metric is None else (metric.low, metric.high)

@@ -57,8 +57,9 @@ class PinnedChart:
 
 
 def ratio(name: str, above: Series, below: Series) -> Series:
-    """Return the ratio of two series, called ``name``, over the rows that both have; a division by zero is infinite,
-    or NaN.
+    """Return the series ``above`` divided by the series ``below``, called ``name``, over the rows that both have.
+
+    A division by zero is infinite, or NaN.
     """
     _, at, below_at = np.intersect1d(above.seqs, below.seqs, assume_unique=False, return_indices=True)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -110,7 +111,7 @@ def _kept(url: str) -> tuple[dict[str, tuple[str, ...]], dict[str, dict[str, tup
 def keep_pins(place: Store, project: str, names: Sequence[str], by: Principal) -> None:
     """Store ``names`` as the pinned charts of a project, for all users.
 
-    Raises ``NotPermittedError`` unless ``by`` is an operator, and ``StoreError``.
+    ``place``: the store. Raises ``NotPermittedError`` unless ``by`` is an operator, and ``StoreError``.
     """
     _put(place, by, PINS_ACT, {"project": project, "names": list(names)[:MOST_PINS]})
 
@@ -118,8 +119,8 @@ def keep_pins(place: Store, project: str, names: Sequence[str], by: Principal) -
 def keep_layout(place: Store, project: str, name: str, names: Sequence[str], by: Principal) -> None:
     """Store pinned charts as a named layout of a project, for all users; without pins, remove it.
 
-    Raises ``ConfigError`` for an empty or a long name, ``NotPermittedError`` unless ``by`` is an operator, and
-    ``StoreError``.
+    ``place``: the store. Raises ``ConfigError`` for an empty or a long name, ``NotPermittedError`` unless ``by`` is an
+    operator, and ``StoreError``.
     """
     name = " ".join(name.split())
     if not 0 < len(name) <= LONGEST_NAME:

@@ -69,7 +69,10 @@ COLUMNS = (
 
 
 def page(go_to_run: GoToRun, go_to_tokens: GoToTokens) -> None:
-    """Draw the page of the run in the address: filters, the list of rollouts, and the chosen rollout."""
+    """Draw the page of the run in the address: filters, the list of rollouts, and the chosen rollout.
+
+    ``go_to_run``, ``go_to_tokens``: open the page of a run, or of the tokens of a step.
+    """
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open a run, then its rollouts.")
@@ -161,7 +164,11 @@ def blamed(row: Row, culprits: Mapping[tuple[int, int], Sequence[SpikeBatch]]) -
 
 
 def spiked_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
-    """Return a row for each response with culprit tokens whose text was recorded, ordered by their worst culprit."""
+    """Return a row for each response in ``batches`` with culprit tokens (those that dominate a gradient spike) whose
+    text was recorded.
+
+    Rows are ordered by their worst culprit.
+    """
     found: dict[str, Row] = {}
     for batch in batches:
         for culprit in culprits_of(batch):

@@ -186,8 +186,8 @@ def pick(prompt_id: str) -> None:
 
 
 def turn_row(turn: PromptComparison, chosen: PromptComparison) -> table.TableRow:
-    """Return a prompt that was recorded at two steps as a table row with rewards and answers, highlighted if it is
-    ``chosen``.
+    """Return ``turn``, a prompt that was recorded at two steps, as a table row with rewards and answers, highlighted if
+    it is ``chosen``.
     """
     look = LOOKS[Word.AT_RISK if turn.changed else Word.HEALTHY]
     return table.TableRow(

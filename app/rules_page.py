@@ -96,7 +96,9 @@ def source_of(rule: Rule, usual: Sequence[Rule]) -> str:
 
 
 def tried_words(found: Sequence[Firing], runs: int) -> str:
-    """Return the result of trying a rule on past runs: ``would have fired 3 times on 1 of 4 runs``."""
+    """Return the result of trying a rule on ``runs`` past runs, on which it fired as in ``found``: ``would have fired 3
+    times on 1 of 4 runs``.
+    """
     hit = len({each.run_id for each in found})
     times = f"would have fired {fmt.plural(len(found), 'time')} on {hit} of {fmt.plural(runs, 'run')}"
     return times if found else f"would not have fired on {fmt.plural(runs, 'run')}"

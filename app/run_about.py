@@ -76,7 +76,9 @@ def last_run(run: RunInfo, runs: Iterable[RunInfo]) -> RunInfo | None:
 
 
 def differing(before: RunInfo, run: RunInfo) -> dict[str, str]:
-    """Return the settings in which two runs differ, with both values, as ``3e-06, was 1e-06``."""
+    """Return the settings in which ``run`` differs from the earlier run ``before``, with both values, as ``3e-06, was
+    1e-06``.
+    """
     configs = [{name: value for name, value in one.config.items() if name != ORIGIN} for one in (before, run)]
     return {one.name: f"{_written(one.values[1])}, was {_written(one.values[0])}" for one in config_diff(configs)}
 

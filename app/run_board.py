@@ -199,7 +199,10 @@ class Drawing:
     last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def chart(self, panel: MetricChart, lines: Branches, family: str, rows: Series | None = None) -> board.BoardChart:
-        """Return one metric as a chart; ``rows``: rows of a metric that is computed and not in the store."""
+        """Return one metric as a chart; ``rows``: rows of a metric that is computed and not in the store.
+
+        ``panel``: the metric. ``lines``: its curves over all attempts. ``family``: the metric family.
+        """
         every = self.look.scales.every_axis([lines.current.values], panel.limits)
         ends, scale = every[2 * self.look.scales.log + (not self.look.scales.clip)]
         level = health.baselines(self.findings).get(panel.canonical or panel.name)
@@ -261,7 +264,9 @@ def _healthy_range(
 
 
 def strip(drawing: Drawing, panels: Sequence[MetricChart]) -> list[board.BoardChart]:
-    """Return the charts for the top of the page whose metrics the run has."""
+    """Return the charts for the top of the page: those of ``panels`` whose metrics are most important and recorded in
+    the run.
+    """
     known = {panel.canonical: panel for panel in panels if panel.canonical}
     known |= {panel.name: panel for panel in panels if not panel.canonical}
     chosen = [(title, next((known[name] for name in names if name in known), None)) for title, names in STRIP]
@@ -292,7 +297,10 @@ def _titled(
 
 
 def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[MetricChart]) -> list[board.ChartSection]:
-    """Return the sections of charts: pinned charts, then the search results or the metric families."""
+    """Return the sections of charts: pinned charts, then the search results or the metric families.
+
+    ``names``: all metric names of the run. ``panels``: the metrics to draw.
+    """
     look, run = drawing.look, drawing.run
     arranged = _arranged(drawing, names, _by_name(panels))
     if look.wanted.strip():
@@ -403,7 +411,7 @@ def watch(run_id: str) -> None:
 
 
 def show_history(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Draw the tables of findings and events of a run."""
+    """Draw the tables of findings and events of a run; ``go_to_tokens`` opens the page with the tokens of a step."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         events = queries.events(run_id)
         run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
@@ -411,7 +419,10 @@ def show_history(run_id: str, go_to_tokens: GoToTokens) -> None:
 
 
 def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Draw the main charts of a run, and below them every metric with the map of layers."""
+    """Draw the main charts of a run, and below them every metric with the map of layers.
+
+    ``go_to_tokens`` opens the page with the tokens of a step.
+    """
     if st.session_state.pop(ANEW, False):
         st.rerun()  # the rest of the page shows the range, too
     step = st.session_state.pop(LEAVE, None)

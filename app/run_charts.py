@@ -56,7 +56,9 @@ class MetricChart:
         return metric is not None and metric.vital
 
     def subtitle(self, source: str) -> str:
-        """Return the unit, and the trainer's name if it differs (with ``proxy`` if the quantity is only related)."""
+        """Return the unit, and the name that the trainer ``source`` uses if it differs (with ``proxy`` if the quantity
+        is only related).
+        """
         if not self.canonical:
             return ""
         reading = resolve(self.name, source)
@@ -79,7 +81,7 @@ class MetricSection:
 def all_panels(names: Sequence[str], source: str) -> list[MetricChart]:
     """Return every metric of a run once: known ones, the most informative first, then all others by name.
 
-    Layers and forecasts are left out; they have charts of their own.
+    ``source``: the trainer. Layers and forecasts are left out; they have charts of their own.
     """
     canonical = canonical_names(names, source)
     rank = {metric.name: (metric.panel or math.inf, place) for place, metric in enumerate(TABLE)}
@@ -140,7 +142,10 @@ def unchanging_words(section: MetricSection) -> str:
 
 
 def found_by(names: Sequence[str], panels: Sequence[MetricChart], wanted: str) -> list[MetricChart]:
-    """Return the metrics whose names or explanation contain all words of ``wanted``, including layers and forecasts."""
+    """Return the metrics whose names or explanation contain all words of ``wanted``, including layers and forecasts.
+
+    ``panels``: the metrics that have charts of their own.
+    """
     words = wanted.lower().split()
     listed = {panel.name for panel in panels}
     every = [*panels, *(MetricChart(name) for name in sorted(names) if name not in listed)]
@@ -238,8 +243,11 @@ def map_height(rows: int) -> int:
 
 
 def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSection:
-    """Return a section of charts with the heat map of the layers and, if ``apart`` is given, their heterogeneity below
-    it.
+    """Return a section of charts with ``shown``, the heat map of the layers, and below it the curve ``apart``, if
+    given.
+
+    ``apart`` is the heterogeneity of the layers: 1 minus the mean correlation of their gradient norms over the last
+    rows.
     """
     names = shown.cells.names
     left_out = f"the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
@@ -263,7 +271,9 @@ def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSect
 
 
 def apart_panel(curve: ThinnedCurve) -> BoardChart:
-    """Return the chart of the heterogeneity of the layers' norms."""
+    """Return the chart of ``curve``, the heterogeneity of the layers: 1 minus the mean correlation of their gradient
+    norms over the last rows.
+    """
     return BoardChart(
         name="layers-apart",
         title="heterogeneity of the layers",

@@ -83,7 +83,10 @@ def _highest(forecasts: RunForecasts) -> list[Markup]:
 
 
 def driver_bars(forecast: Forecast, ink: Ink) -> Markup:
-    """Return the metrics with the most evidence for the newest forecast as HTML, each with its share as a bar."""
+    """Return the metrics with the most evidence for the newest forecast as HTML, each with its share as a bar.
+
+    ``ink``: colours.
+    """
     title = el("div", "What drives it", cls="rl-panel")
     if not forecast.why:
         return el("div", title, el("div", "no dominant metric", cls="rl-quiet"))
@@ -105,7 +108,8 @@ def _bar(metric: str, share: float, colour: str) -> list[Markup]:
 def forecast_panels(traces: Mapping[str, Branches], ink: Ink) -> list[BoardChart]:
     """Return two charts: the probabilities (nested areas, p50 as the line) and the risk with its alarm threshold.
 
-    A run without probabilities has only the chart of the risk.
+    ``traces``: lines of the forecasts by name. ``ink``: colours. A run without probabilities has only the chart of the
+    risk.
     """
     lines = traces["forecast/risk"]
     top = max(1.25, *(float(value) for value in lines.current.values), 0.0)
@@ -140,7 +144,10 @@ def _hundredfold(curve: ThinnedCurve) -> ThinnedCurve:
 
 
 def forecast_section(run: RunInfo, window: tuple[int, int], ink: Ink) -> ChartSection | None:
-    """Return the section with the charts of a run's forecasts over ``window``, or None without forecasts."""
+    """Return the section with the charts of a run's forecasts over ``window``, or None without forecasts.
+
+    ``ink``: colours.
+    """
     forecasts = queries.run_forecasts(run, window)
     if forecasts is None or not forecasts.traces:
         return None

@@ -29,7 +29,10 @@ GAP = "\u2003"
 
 
 def show_culprits(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Draw one line on the newest localised gradient spike and a button to its tokens, if there is one."""
+    """Draw one line on the newest localised gradient spike and a button to its tokens, if there is one.
+
+    ``go_to_tokens`` opens the page with the tokens of a step.
+    """
     with layout.readable("This run"):
         localised = [event for event in queries.localised(run_id) if event.step is not None]
         if not localised:
@@ -119,7 +122,10 @@ class Localised:
 
 
 def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: GoToTokens) -> None:
-    """Draw the table of findings, newest first; those of a localised step with a link to its tokens."""
+    """Draw the table of the findings ``found``, newest first; those of a localised step have a link to its tokens.
+
+    ``go_to_tokens`` opens the page with the tokens of a step.
+    """
     st.html(el("div", "Findings", cls="rl-family"))
     if not found:
         st.caption("No findings.")
@@ -141,7 +147,9 @@ REPEATS = 3
 
 
 def once_each(found: Sequence[Finding]) -> list[tuple[Finding, str]]:
-    """Return findings, newest first, each with a text; repeated ones once, with their count and first step."""
+    """Return the findings ``found``, newest first, each with a text; repeated ones once, with their count and first
+    step.
+    """
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in found:
         groups.setdefault((finding.detector, finding.kind, finding.severity, finding.stage), []).append(finding)
@@ -183,7 +191,9 @@ def finding_evidence(finding: Finding) -> list[tuple[str, str]]:
 
 
 def show_events(happened: Sequence[Event]) -> None:
-    """Draw the table of events, newest first, without localised steps, which have a page; nothing if there are none."""
+    """Draw the table of the events ``happened``, newest first, without localised steps, which have a page; nothing if
+    there are none.
+    """
     happened = [event for event in happened if event.kind != LOCALISED]
     if not happened:
         return

@@ -279,7 +279,7 @@ COMMAND_REFRESH_S = 1.0
 
 
 def page(go_to_tokens: GoToTokens) -> None:
-    """Draw the page of the run in the browser's address."""
+    """Draw the page of the run in the browser's address; ``go_to_tokens`` opens the page with the tokens of a step."""
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open one from the list of runs.")
@@ -328,7 +328,11 @@ def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command], *, paus
 
 
 def show_panel(name: str, panel: Callable[[StoredRun], str | None], run_id: str) -> None:
-    """Draw a plugin's HTML for a run in a folded section, or the error that the plugin raised."""
+    """Draw a folded section with the HTML that a plugin's function ``panel`` returns for a run, or the error that it
+    raised.
+
+    ``name``: heading of the section.
+    """
     run = StoredRun(queries.store(), run_id)
     given = call_or(lambda: panel(run), lambda error: el("p", f"The panel failed: {described(error)}"))
     if given:

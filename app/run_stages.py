@@ -64,7 +64,7 @@ def show_timeline(run_id: str) -> None:
 
 
 def timeline(batches: Sequence[SpikeBatch]) -> Markup:
-    """Return the timeline of stages as HTML: a legend, and a row for each step and rank, newest first.
+    """Return the timeline of stages in ``batches`` as HTML: a legend, and a row for each step and rank, newest first.
 
     The longest row fills the width.
     """

@@ -48,7 +48,9 @@ MOST_CURVES = 6
 
 
 def headline(all_entries: Sequence[RunEntry]) -> str:
-    """Return ``2 runs need attention`` or ``No live run needs attention · 8 of 60 finished runs collapsed``."""
+    """Return the headline for the list of runs: ``2 runs need attention`` or ``No live run needs attention · 8 of 60
+    finished runs collapsed``.
+    """
     count = sum(entry.health.needs_you for entry in all_entries)
     ended = [entry for entry in all_entries if entry.health.ended]
     lost = sum(entry.health.word is Word.COLLAPSED for entry in ended)
@@ -101,7 +103,10 @@ def _absolute(url: str) -> str:
 
 
 def page(go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
-    """Draw the page with the list of runs, and refresh it while it is open."""
+    """Draw the page with the list of runs, and refresh it while it is open.
+
+    ``go_to_run``, ``go_to_compare``: open the page of a run, or the comparison of several.
+    """
     with layout.readable():
         dialog_if_open()
     live = st.session_state.get("runs-live", True)

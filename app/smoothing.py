@@ -62,7 +62,7 @@ def decayed(rows: Floats, past: float) -> Floats:
 
 
 def smoothed(values: Floats, how: str, *, clip: bool) -> Floats:
-    """Return ``values`` (N,) smoothed by :func:`smooth`; ``clip``: leave out outliers first."""
+    """Return ``values`` (N,) smoothed by :func:`smooth` as ``how`` names; ``clip``: leave out outliers first."""
     if clip:
         low, high = usual_range(values)
         values = np.where((values < low) | (values > high), np.nan, values)

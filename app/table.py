@@ -69,7 +69,10 @@ def columns(of: Mapping[str, columns_of.Column], **styles: str) -> tuple[TableCo
 
 
 def text(value: str, sub: str = "", *, quiet: bool = False, title: str = "") -> Cell:
-    """Return a cell of plain text, with an optional subtitle ``sub`` and tooltip ``title``."""
+    """Return a cell of plain text, with an optional subtitle ``sub`` and tooltip ``title``.
+
+    ``quiet``: drawn in a fainter colour.
+    """
     return {"kind": "text", "text": value, "sub": sub, "quiet": quiet, "title": title}
 
 
@@ -107,7 +110,8 @@ def run_link(run_id: str, project: str, name: str, tags: Sequence[str] = (), not
 
 
 def link(label: str, href: str, asks: str, lead: str = "") -> Cell:
-    """Return a cell with a link to another page; a plain click sends the message ``asks`` and stays inside the app.
+    """Return a cell with a link to the page ``href``; a plain click sends the message ``asks`` and stays inside the
+    app.
 
     ``lead``: emphasised beginning of the label; if empty, the whole label is emphasised.
     """
@@ -125,12 +129,12 @@ def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = 
 
 
 def group(name: str, count: int) -> Cell:
-    """Return a cell with the name of a group and its number of runs."""
+    """Return a cell with the name of a group of runs and the number of its runs, ``count``."""
     return {"kind": "group", "text": fmt.shorten(name, NAME_LIMIT), "sub": fmt.plural(count, "run"), "title": name}
 
 
 def details(key: str, label: str, lines: Sequence[tuple[str, str]]) -> Cell:
-    """Return a cell with a label that unfolds to named values; ``key`` keeps it unfolded over a refresh."""
+    """Return a cell with a label that unfolds to ``lines``, named values; ``key`` keeps it unfolded over a refresh."""
     return {"kind": "details", "key": key, "text": label, "lines": [list(line) for line in lines]}
 
 

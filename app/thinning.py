@@ -45,7 +45,8 @@ class Branches:
 
 
 def branches(one: Series, starts: dict[int, int], window: tuple[int, int], buckets: int) -> Branches:
-    """Split a metric into the current line and the parts that a later attempt replaced; thin each to ``buckets``.
+    """Split the metric ``one`` into the current line and the parts that a later attempt replaced; thin each to
+    ``buckets``.
 
     ``starts``: first step of each attempt; ``window``: first and last step to keep.
     """
@@ -134,13 +135,17 @@ def _bad(steps: Ints, values: Floats, buckets: int) -> tuple[tuple[int, str], ..
 
 
 def sparkline(one: Series, starts: dict[int, int], points: int = 30) -> tuple[list[list[float]], list[float]]:
-    """Return a small curve of a series in the unit square: points ``[x, y]`` (y up), and the x of non-finite values."""
+    """Return a small curve of a series in the unit square: points ``[x, y]`` (y up), and the x of non-finite values.
+
+    ``starts``: first step of each attempt. ``points``: largest number of points, about.
+    """
     return in_unit_square(small(one, starts, points))
 
 
 def small(one: Series, starts: dict[int, int], points: int = 30) -> ThinnedCurve:
-    """Return the current line of a series, thinned for a small curve in a table; ``starts``: first step of each
-    attempt.
+    """Return the current line of the series ``one``, thinned to about ``points`` points for a small curve in a table.
+
+    ``starts``: first step of each attempt.
     """
     if not len(one.steps):
         return ThinnedCurve(one.steps, one.values, np.empty(0, np.bool_))

@@ -161,7 +161,10 @@ def pick(key: str) -> None:
 
 
 def show_response(batches: Sequence[SpikeBatch], token: Token, culprits: Sequence[Token]) -> None:
-    """Draw all recorded facts of ``token``, then the response that contains it, with its culprit tokens marked."""
+    """Draw all recorded facts of ``token``, then the response that contains it, with its culprit tokens marked.
+
+    ``batches``: token records of the step.
+    """
     st.html(joined(_facts(token)))
     found = response_of(batches, token)
     if found is None:

@@ -80,7 +80,7 @@ def scale_end(found: np.ndarray) -> float:
 
 
 def levels(found: np.ndarray, end: float, quantity: TokenMeasure) -> list[Level]:
-    """Return the position of each value on the colour scale of ``quantity`` that ends at ``end``."""
+    """Return the position of each value in ``found`` on the colour scale of ``quantity`` that ends at ``end``."""
     with np.errstate(invalid="ignore"):
         size = np.minimum(np.abs(found) / (end or 1.0), 1.0)
         places = np.sign(found) * (np.sqrt(size) if quantity.root else size)
@@ -108,7 +108,8 @@ _STOPS = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
 def legend(quantity: TokenMeasure | None, end: float, colours: tuple[str, str], levels: Sequence[Level]) -> Markup:
     """Return the colour scale of a response as HTML, with the quantity's name and swatches of values off the scale.
 
-    ``quantity``: None if nothing was measured.
+    ``levels``: positions of the response's tokens on the scale, which ends at ``end``. ``quantity``: None if nothing
+    was measured.
     """
     parts = [] if quantity is None else [_scale(quantity, end, colours), el("span", quantity.says, cls="label")]
     kinds = {level.removeprefix("-") for level in levels if isinstance(level, str)}
@@ -166,7 +167,9 @@ def largest(shares: Mapping[str, float]) -> list[str]:
 
 
 def bar(title: str, shares: Mapping[str, float], colours: Mapping[str, str]) -> Markup:
-    """Return as HTML a bar that shows the shares of layers, with its title and legend; empty if no share is known."""
+    """Return as HTML a bar that shows the shares of layers, in these colours, with its title and legend; empty if no
+    share is known.
+    """
     named = largest(shares)
     others = [share for name, share in shares.items() if name not in named and math.isfinite(share)]
     parts = [(name, shares[name], colours.get(name, GREY)) for name in named]

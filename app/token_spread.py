@@ -28,7 +28,8 @@ BUCKETS = 240
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A token quantity to draw: canonical metrics of its middle and of the lower and upper quantiles, and their labels.
+    """A token quantity to draw: metrics of its middle and of its lower and upper quantiles over the tokens of a step,
+    and their labels.
 
     ``low`` is empty for a quantity that is never negative; its band begins at 0. ``quantity``: name of the recorded
     distributions that replace the band.
@@ -192,7 +193,7 @@ ROOM = 12
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Distributions of one token quantity over the S current steps.
+    """Distributions of one token quantity over the tokens of each of S steps, as histograms.
 
     ``shares`` (S, R) of the tokens in each bin; ``low`` and ``high`` (R,): ends of the bins; ``quantiles`` (S, 5) as
     :data:`SHARES`; ``bad``: steps and kinds of values that were not finite.
@@ -218,7 +219,7 @@ class Counted:
 
 
 def counted(found: Mapping[str, Distributions], starts: Mapping[int, int]) -> dict[str, Counted]:
-    """Return the distributions of the steps that no later attempt replaced, by token quantity.
+    """Return the distributions in ``found`` of the steps that no later attempt replaced, by token quantity.
 
     ``starts``: first step of each attempt.
     """
@@ -264,13 +265,18 @@ def read(url: str, key: Version, starts: Mapping[int, int]) -> dict[str, Counted
 
 
 def progress(version: Version) -> Version:
-    """Return a cache key that changes with the run's state and, less often than each step, with its length."""
+    """Return ``version`` (state and length of a run) as a coarser cache key, which changes with the state and, less
+    often than each step, with the length.
+    """
     run_id, attempt, last, _, state = version
     return (run_id, attempt, last // max(1, last // queries.REFRESH_SHARE), 0.0, state)
 
 
 def density_chart(one: Counted, window: tuple[int, int], *, dark: bool = False) -> BoardChart | None:
-    """Return the density map of a token quantity over the steps of ``window``, or None if no step has one."""
+    """Return the density map of a token quantity over the steps of ``window``, or None if no step has one.
+
+    ``dark``: for a dark background.
+    """
     inside = (one.steps >= window[0]) & (one.steps <= window[1])
     if not inside.any():
         return None

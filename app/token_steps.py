@@ -222,12 +222,13 @@ def largest_share(batches: Sequence[SpikeBatch]) -> float | None:
 
 
 def matching(all_entries: Sequence[TokenStep], causes: Sequence[str]) -> list[TokenStep]:
-    """Return the steps with one of the chosen causes (empty: all)."""
+    """Return the steps in ``all_entries`` with one of the chosen causes (empty: all)."""
     return [entry for entry in all_entries if not causes or entry.cause in causes]
 
 
 def chosen(all_entries: Sequence[TokenStep], step: str | None, attempt: str | None) -> TokenStep | None:
-    """Return the step that the page's address names, of the newest attempt unless one is given; None if there is none.
+    """Return the step in ``all_entries`` that the page's address names, of the newest attempt unless one is given; None
+    if there is none.
 
     Without a step in the address, return the newest localised step, or else the newest.
     """
@@ -245,7 +246,10 @@ def numbered(step: str | None) -> int | None:
 
 
 def step_row(entry: TokenStep, shown: TokenStep | None, attempts: int) -> table.TableRow:
-    """Return a step as a table row with norm, threshold and cause; the step that is ``shown`` is highlighted."""
+    """Return a step as a table row with norm, threshold and cause; the step that is ``shown`` is highlighted.
+
+    ``attempts``: number of attempts of the run.
+    """
     report, appearance = entry.report, look(entry.cause)
     norm = "" if report is None else fmt.number(report.norm)
     threshold = "" if report is None else fmt.number(report.threshold)

@@ -157,7 +157,8 @@ def _layers(columns: Mapping[str, np.ndarray | Sequence[str]], row: int) -> dict
 
 
 def culprits_of(batches: Sequence[SpikeBatch]) -> list[Token]:
-    """Return the culprit tokens (those that dominate a gradient spike) of all ranks, the largest contribution first.
+    """Return the culprit tokens (those that dominate a gradient spike) in ``batches``, of all ranks, the largest
+    contribution first.
 
     Tokens that push against the gradient come last, because they cancel a part of it.
     """
@@ -190,7 +191,7 @@ class Response:
 
 
 def response_of(batches: Sequence[SpikeBatch], token: Token) -> Response | None:
-    """Return the recorded response that contains ``token``; None if it was not recorded."""
+    """Return the recorded response in ``batches`` that contains ``token``; None if it was not recorded."""
     for batch in batches:
         if batch.reason != RESPONSES or batch.rank != token.rank or not len(batch):
             continue

@@ -125,7 +125,9 @@ def recurring(batches: Iterable[SpikeBatch]) -> list[RecurringToken]:
 
 
 def recurring_row(one: RecurringToken) -> table.TableRow:
-    """Return a recurring token as a table row with counts, steps, causes and largest share."""
+    """Return ``one``, a token that was a culprit of several gradient spikes, as a table row with counts, steps, causes
+    and largest share.
+    """
     token = one.token
     known = token.token_id is not None and token.text is not None
     causes = " · ".join(f"{fmt.shorten(cause, 40)} {count}" for cause, count in one.causes.most_common())
@@ -246,7 +248,10 @@ NOTHING = (
 
 
 def page(go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> None:
-    """Draw the page of the run, step and token in the browser's address."""
+    """Draw the page of the run, step and token in the browser's address.
+
+    ``go_to_run``, ``go_to_rollouts``: open the page of a run, or of its rollouts.
+    """
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open a run, then its tokens.")
@@ -431,7 +436,9 @@ def unit_row(unit: Mapping[str, JSON]) -> table.TableRow:
 
 
 def cure_row(cure: Mapping[str, JSON]) -> table.TableRow:
-    """Return an intervention with the norm before and after it as a table row."""
+    """Return ``cure``, a change of the loss that was computed for a step, as a table row with the gradient norm before
+    and after it.
+    """
     before, after = number_of(cure.get("before")), number_of(cure.get("after"))
     times = after / before if before and after is not None else None
     shown: Sequence[float | None] = (before, after, times)

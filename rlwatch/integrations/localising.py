@@ -573,8 +573,9 @@ OFF = "rlwatch does not localise gradient spikes over several ranks (training go
 def localiser_of(error_boundary: ErrorBoundary, settings: Localise | None, decode: Decode | None) -> Localiser | None:
     """Return a localiser that all ranks of the run share.
 
-    The result is None if ``settings`` is None or the ranks cannot be connected. A failure is logged as a warning. Call
-    it on every rank at set-up. ``error_boundary`` is the error boundary that leads to the run.
+    ``decode`` converts token ids to text; None: no text is kept. The result is None if ``settings`` is None or the
+    ranks cannot be connected. A failure is logged as a warning. Call it on every rank at set-up. ``error_boundary`` is
+    the error boundary that leads to the run.
     """
     if settings is None:
         return None

@@ -274,9 +274,10 @@ DEEPEST = 16
 
 
 def flatten(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of ``row``; entries of inner dicts are named ``outer.inner``, as in wandb.
+    """Yield (name, value) of each entry of ``row``; entries of inner dicts are named ``outer.inner``, as in wandb.
 
-    An entry that raises when it is read, or that is nested too deeply, is left out.
+    An entry that raises when it is read, or that is nested too deeply, is left out. ``prefix`` and ``depth`` are for
+    the recursion only.
 
     >>> dict(flatten({"loss": 1.0, "reward": {"math": 0.5}}))
     {'loss': 1.0, 'reward.math': 0.5}

@@ -56,9 +56,9 @@ class SyncComparison:
     ) -> Iterator[Any]:
         """Yield ``pairs`` of name and tensor unchanged, while a sync sends them to an engine that cannot be read.
 
-        ``seam`` is the error boundary around the comparison. Each tensor is compared with the weight of ``model`` of
-        that name as it passes, and a trained weight that was not sent counts as one that differs. ``add`` gets the
-        statistics when the last was sent. Whether the engine used what it received is not known here.
+        ``error_boundary`` is the error boundary around the comparison. Each tensor is compared with the weight of
+        ``model`` of that name as it passes, and a trained weight that was not sent counts as one that differs. ``add``
+        gets the statistics when the last was sent. Whether the engine used what it received is not known here.
         """
         stream: _SentWeights | None = None
         for pair in pairs:

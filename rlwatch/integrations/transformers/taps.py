@@ -115,7 +115,10 @@ class TrainerTaps:
                 self.tally.add_stats(update.stats())
 
     def look_at_gradients(self) -> None:
-        """Read what the micro-batches so far left in ``.grad``, between a forward pass of the loss and its backward."""
+        """Read the gradients that the micro-batches so far have added up in ``.grad``, to measure how well they agree.
+
+        Call it between a forward pass of the loss and its backward pass.
+        """
         self._error_boundary.attempt(AGREEMENT_TAP, self._look)
 
     def _look(self) -> None:

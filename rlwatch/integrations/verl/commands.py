@@ -114,7 +114,11 @@ class LowerLROnWorkers(OnWorkers):
 def handlers(
     trainer: Any, workers: Workers, checkpoints: Checkpoints, error_boundary: ErrorBoundary
 ) -> list[CommandHandler]:
-    """Return the handlers of commands for verl's ``trainer``, except ``set-kl-coef``, pause and resume."""
+    """Return the handlers of commands for verl's ``trainer``, except ``set-kl-coef``, pause and resume.
+
+    ``workers`` makes remote calls to all ranks, ``checkpoints`` saves, and ``error_boundary`` is the error boundary
+    that leads to the run.
+    """
     return [
         ResetOnWorkers(trainer, workers, checkpoints, error_boundary),
         LowerLROnWorkers(workers),

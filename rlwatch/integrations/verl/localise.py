@@ -63,8 +63,8 @@ class RankLocalising:
     def of(cls, worker: Any, error_boundary: ErrorBoundary, settings: Localise, *, text: bool = False) -> Self:
         """Create the localisation for the actor of verl's ``worker``.
 
-        ``seam`` is the error boundary. With ``text``, the text of the reported tokens is kept. A collective: every rank
-        calls it. Raises ``RLWatchError`` with the reason if it is not possible.
+        ``error_boundary`` is the error boundary. With ``text``, the text of the reported tokens is kept. A collective:
+        every rank calls it. Raises ``RLWatchError`` with the reason if it is not possible.
         """
         engine = worker.actor.engine
         reason = hindrance("fsdp" if flattened(engine.module) else str(worker.config.actor.strategy))
