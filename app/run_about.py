@@ -28,7 +28,7 @@ LAST_WORDS = ("traceback", "stderr", "console", "message")
 
 def show_about(run: RunInfo) -> None:
     """Draw folded sections with the run's settings, origin and last output."""
-    with st.expander("Settings", key="settings"):
+    with st.expander(f"Settings ({len(_settings(run))})", key="settings"):
         st.fragment(show_settings)(run)
     with st.expander("Environment", key="where"):
         st.html(joined(pairs(where(run))))

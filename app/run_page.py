@@ -106,16 +106,6 @@ def show_cause(run_id: str) -> None:
         st.html(joined(line, cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Causes and actions", key="remedies"):
             st.html(joined(remedies(diagnosis)))
-            st.download_button(
-                "Report",
-                data=lambda: queries.report(run_id),
-                file_name=f"{run_id}-report.html",
-                mime="text/html",
-                key="report",
-                icon=":material/description:",
-                help="Post-mortem as one self-contained file: causes, actions, charts, tokens, findings",
-                on_click="ignore",
-            )
 
 
 # The sticky bar: state, headline, onset, and the buttons.
@@ -153,6 +143,20 @@ def _bar(run: RunInfo, every: float | None, *, paused: bool) -> None:
             _first_button(run, paused=paused)
             _rollback_button(run)
             _acknowledge_button(run)
+            _report_button(run)
+
+
+def _report_button(run: RunInfo) -> None:
+    st.download_button(
+        "Report",
+        data=lambda: queries.report(run.run_id),
+        file_name=f"{run.run_id}-report.html",
+        mime="text/html",
+        key="report",
+        help="Post-mortem as one self-contained file: causes, actions, charts, tokens, findings",
+        on_click="ignore",
+        width="content",
+    )
 
 
 def _rollback_button(run: RunInfo) -> None:

@@ -163,7 +163,6 @@ def test_a_post_mortem_is_one_file_with_the_cause(shared_app, page, swept):
     """From the page of a run that died; the same as `rlwatch report`."""
     page.goto(f"{shared_app}/run?run=sweep-3")
     expect(page.locator(".rl-verdict")).to_contain_text("Collapsed at step 220")
-    page.get_by_text("Causes and actions").click()
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
     saved = downloaded(page)
     report = saved.path().read_text(encoding="utf-8")
