@@ -231,13 +231,15 @@ def install_trainer(module: ModuleType) -> str:
 
 def begin_driver(trainer: Any) -> VerlDriver:
     """Create the driver of ``trainer`` with an open run, and return it. Raises what :func:`rlwatch.init` raises."""
+    from rlwatch.integrations.verl.canaries import canary_scorer
     from rlwatch.integrations.verl.driver import VerlDriver
 
     settings = VerlSettings.of(plain(trainer.config))
+    canaries = canary_scorer(trainer.config, settings.canaries)
     missing = missing_parts(trainer)
     if missing:
         logger.warning("%s", in_words(missing))
-    driver = VerlDriver(trainer, rlwatch.init(**settings.init), settings)
+    driver = VerlDriver(trainer, rlwatch.init(**settings.init), settings, canaries)
     driver.run.introduce()
     setattr(trainer, HELD, driver)
     session.set(FitSession(driver.run))  # for a trainer that has a fit of its own

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 from torch import Tensor
 
 from rlwatch.error_boundary import Contained, ErrorBoundary
+from rlwatch.integrations.canaries import CanaryScorer
 from rlwatch.integrations.checkpoints import KeptSettings
 from rlwatch.integrations.commands import Controller, OnMetrics, SetKLCoef
 from rlwatch.integrations.completions import (
@@ -66,8 +67,9 @@ class VerlDriver:
     ``trainer.rlwatch`` in verl's configuration.
     """
 
-    def __init__(self, trainer: Any, run: Run, settings: VerlSettings) -> None:
+    def __init__(self, trainer: Any, run: Run, settings: VerlSettings, canaries: CanaryScorer | None = None) -> None:
         self.run = run
+        self._canaries = canaries
         self.error_boundary = ErrorBoundary(run)
         self.statistics = Statistics(self.error_boundary, settings)
         self.trainer = trainer
@@ -124,6 +126,7 @@ class VerlDriver:
 
         Another thread computes statistics.
         """
+        self.error_boundary.attempt("canaries", self._score_canaries, int(self.trainer.global_steps))
         if not self._settings.level.includes(Level.TOKENS):
             self.statistics.pass_over()
             return
@@ -137,6 +140,11 @@ class VerlDriver:
             self.statistics.submit(step, fetched, answers)
         else:
             self.statistics.pass_over()
+
+    def _score_canaries(self, step: int) -> None:
+        numbers = {} if self._canaries is None else self._canaries.numbers(step)
+        if numbers:
+            self.run.log(numbers, step=step)
 
     def settle(self, deadline_s: float) -> None:
         """Wait for the statistics of the last steps, at most ``deadline_s`` seconds, after training has ended."""

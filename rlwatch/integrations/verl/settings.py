@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rlwatch.errors import ConfigError
+from rlwatch.integrations.canaries import Canaries
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.verl.canaries import canaries_of
 
 NAME = "rlwatch"
 """Name of the tracking backend in ``trainer.logger``, and of the optional section ``trainer.rlwatch``."""
 
-OURS = ("level", "text", "completions", "localise", "budget_ms", "snapshots")
+OURS = ("level", "text", "completions", "localise", "budget_ms", "snapshots", "canaries")
 FOR_INIT = (
     "project", "name", "run_id", "resume", "store", "tags", "output_dir", "config_file", "webhook_url", "forecast"
 )  # fmt: skip
@@ -44,7 +46,7 @@ class VerlSettings:
     ``localise`` has the given fields of :class:`~rlwatch.integrations.localising.Localise`; None: spikes are not
     localised. ``budget_ms`` is the time that the driver may spend on the tokens of a step, in milliseconds; None: no
     limit. ``snapshots`` has the given fields of :class:`~rlwatch.integrations.snapshots.Snapshots`; None: no snapshots
-    are kept.
+    are kept. ``canaries`` are answers that the reward function scores now and then, if any.
     """
 
     level: Level = Level.FULL
@@ -53,6 +55,7 @@ class VerlSettings:
     localise: Mapping[str, Any] | None = None
     budget_ms: float | None = BUDGET_MS
     snapshots: Mapping[str, Any] | None = None
+    canaries: Canaries | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -87,7 +90,8 @@ class VerlSettings:
         localise = _localise(given.get("localise"), level, str(actor.get("strategy", "fsdp")))
         snapshots = _snapshots(given.get("snapshots", False), config or {})
         budget = _budget(given.get("budget_ms", BUDGET_MS))
-        return cls(level, text, completions, localise, budget, snapshots, init)
+        canaries = canaries_of(given.get("canaries"))
+        return cls(level, text, completions, localise, budget, snapshots, canaries, init)
 
 
 INSTEAD = "use verl's own checkpoints instead (trainer.save_freq)"
