@@ -194,7 +194,7 @@ def show_parted(comparisons: Sequence[Comparison]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that are drawn as one line: a single run, or the mean of several."""
+    """Runs that are drawn as one line of a chart: a single run, or the mean of several."""
 
     name: str
     runs: tuple[RunInfo, ...]

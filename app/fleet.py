@@ -79,7 +79,7 @@ def _pause(run: RunInfo, now: float) -> Pause | None:
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """One metric of a run in the list: its last value, its trend and a small curve."""
+    """One metric of a run as shown in the list of runs: its last value, its trend and a small curve."""
 
     curve: ThinnedCurve
     value: float | None = None

@@ -410,10 +410,11 @@ class DispatchPlan:
 
 
 def decide(ledger: Ledger, policy: AlertingConfig, snapshot: Snapshot, dashboard_url: str = "") -> DispatchPlan:
-    """Decide which messages to write about the alerts in ``ledger``. Alerts of rules that ``policy`` lacks are ignored.
+    """Decide which messages to write about the alerts of one or more runs, and return them as a plan. Alerts of rules
+    that ``policy`` lacks are ignored.
 
-    ``dashboard_url``: address for links in the messages; empty: none. A pure function, so that every process decides
-    alike.
+    ``ledger``: alerts, earlier messages and acknowledgements. ``snapshot``: time, runs and silences. ``dashboard_url``:
+    address for links in the messages; empty: none. A pure function, so that every process decides alike.
     """
     publications = Publications(ledger.messages)
     cases = list(_cases(ledger, policy, snapshot))

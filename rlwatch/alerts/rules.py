@@ -72,7 +72,10 @@ def check_rule_name(value: object) -> None:
 
 
 def check_names(rule: str, key: str, value: object) -> tuple[str, ...]:
-    """Return ``value`` as a tuple of non-empty names. Raises ``ConfigError`` with the rule, the key and the value."""
+    """Return ``value``, the list of names under ``key`` of the rule called ``rule``, as a tuple.
+
+    Raises ``ConfigError`` with the rule, the key and the value if it is no list, or a name is empty.
+    """
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"rule {rule!r}: {key} must be a list of names, got {value!r}")
     given = tuple(value)
@@ -83,8 +86,9 @@ def check_names(rule: str, key: str, value: object) -> tuple[str, ...]:
 
 
 def check_severity(rule: str, key: str, value: object) -> Severity | None:
-    """Return ``value`` as a severity, or None for keys that need not be set. Raises ``ConfigError`` for any other
-    value.
+    """Return ``value`` as a severity; None is allowed for every ``key`` but ``min_severity``.
+
+    Raises ``ConfigError``, with the names of the ``rule`` and the key, for any other value.
     """
     if value is None and key != "min_severity":
         return None
@@ -95,7 +99,10 @@ def check_severity(rule: str, key: str, value: object) -> Severity | None:
 
 
 def check_steps(rule: str, key: str, value: object) -> None:
-    """Check that ``value`` is a whole number of steps >= 0, or for ``for_critical`` None. Raises ``ConfigError``."""
+    """Check that ``value`` is a whole number of steps >= 0, or None where ``key`` is ``for_critical``.
+
+    Raises ``ConfigError`` with the name of the ``rule``, the key and the value.
+    """
     if value is None and key == "for_critical":
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -103,14 +110,19 @@ def check_steps(rule: str, key: str, value: object) -> None:
 
 
 def check_minutes(rule: str, key: str, value: object) -> float:
-    """Return ``value`` as a time in minutes >= 0. Raises ``ConfigError`` for any other value."""
+    """Return ``value`` as a time in minutes >= 0.
+
+    Raises ``ConfigError`` with the name of the ``rule``, the ``key`` and the value for any other value.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError(f"rule {rule!r}: {key} must be a number of minutes >= 0, got {value!r}")
     return float(value)
 
 
 def check_flag(rule: str, key: str, value: object) -> None:
-    """Check that ``value`` is True or False. Raises ``ConfigError``."""
+    """Check that ``value`` is True or False. Raises ``ConfigError`` with the name of the ``rule``, the ``key`` and the
+    value.
+    """
     if not isinstance(value, bool):
         raise ConfigError(f"rule {rule!r}: {key} must be true or false, got {value!r}")
 
@@ -140,7 +152,9 @@ def check_patience(rule: str, for_steps: int, for_critical: int | None) -> None:
 
 
 def check_labels(rule: str, value: object) -> dict[str, str]:
-    """Return ``value`` as a table of text to text. Raises ``ConfigError`` for any other value."""
+    """Return ``value``, the labels of the rule called ``rule``, as a table of text to text. Raises ``ConfigError`` for
+    any other value.
+    """
     if not isinstance(value, Mapping):
         raise ConfigError(f"rule {rule!r}: labels must be a table of text, got {value!r}")
     for key, text in value.items():

@@ -120,11 +120,11 @@ def search(
 def follow_larger(
     model: nn.Module, passes: RecordedPasses, *, culprits: int, budget: int = 1024, world: World | None = None
 ) -> BisectionResult:
-    """Search without thresholds: follow the larger half, ``culprits`` times, and leave out the tokens found before.
+    """Search for outlying tokens without thresholds: follow the half with the larger gradient norm, ``culprits`` times.
 
-    The search ends at tokens, whether they are outliers or not. A set is not probed again unless it held a token found
-    since, so further tokens cost somewhat less than the first: M + 2 ceil(log2 W) + 2 ceil(log2 L) probes. The other
-    parameters are those of :func:`search`.
+    Tokens found before are left out. The search ends at tokens, whether they are outliers or not. A set is not probed
+    again unless it held a token found since, so further tokens cost somewhat less than the first: M + 2 ceil(log2 W) +
+    2 ceil(log2 L) probes, for M micro-batches of L tokens on W ranks. The other parameters are those of :func:`search`.
     """
     known: dict[tuple[int, range, range | None], TokenSet] = {}
 
@@ -327,7 +327,7 @@ class Probes:
         """Sets probed so far, in order."""
 
     def microbatches(self) -> list[TokenSet]:
-        """Return one set for each micro-batch that has response tokens, over all ranks."""
+        """Return one set of tokens for each micro-batch that has response tokens, over all ranks."""
         ranks = range(self._world.size)
         every = [TokenSet(m, ranks, None, self._size(m, ranks)) for m in range(len(self._counts[0]))]
         return [segment for segment in every if segment.count]

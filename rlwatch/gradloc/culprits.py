@@ -491,7 +491,11 @@ class HostPass:
         return {name: float(column[at.row, at.position]) for name, column in self.columns.items()}
 
     def response(self, at: TokenAt) -> ResponseLevels:
-        """Return median log-ratios of the response that contains the token at ``at``, without that token."""
+        """Return the median log-ratios, against the old policy and the rollout engine, of the response that contains
+        the token at ``at``.
+
+        The token itself does not count.
+        """
         others = self.mask[at.row].copy()
         others[at.position] = False
         return ResponseLevels(self._apart(at.row, others, "old_logp"), self._apart(at.row, others, "rollout_logp"))

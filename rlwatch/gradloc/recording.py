@@ -282,8 +282,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of a replay: ``figures`` in order, which are norm, log-probs, layers, then each culprit's contribution and
-    own norm.
+    """Result of repeating a recorded step: ``figures`` in order, which are norm, log-probs, layers, then contribution
+    and own norm of each outlying token.
 
     ``same_parameters`` is True if the model has the parameters of the recording; None if not known.
     """

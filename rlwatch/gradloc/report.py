@@ -11,7 +11,9 @@ from rlwatch.wording import number
 
 
 class BlameLevel(StrEnum):
-    """Level at which a gradient is blamed on something: the one that explains most with least."""
+    """Part of a step that is blamed for its gradient: a token, a response, a prompt group ... the smallest that
+    explains most of it.
+    """
 
     TOKEN = "token"  # noqa: S105  (no password)
     STRETCH = "stretch"
@@ -32,7 +34,10 @@ class BlameLevel(StrEnum):
 
 
 class ExcessFactor(StrEnum):
-    """Factor that may explain the excess of an outlying token, or of the step: the three published ones, and more."""
+    """Factor of the loss that may explain why the gradient of a token, or of the whole step, is larger than usual.
+
+    Three are those of the published method (GradLoc, Tencent Hunyuan 2026); the others are further ones.
+    """
 
     NON_FINITE = "non-finite"
     TOKEN_RATIO = "token ratio"  # noqa: S105  (no password)
@@ -128,9 +133,9 @@ class Cure:
     """A change of the loss, and the gradient norm that this step would have had with it.
 
     ``kind`` and ``value`` are for programs: ``clip advantages`` at a size, ``clip ratios`` and ``truncate weights`` at
-    a factor, ``mask`` (the culprits; ``mask responses``, theirs), ``rescale advantages``, ``rescale loss`` and
-    ``rescale KL`` by a factor, ``clip KL`` at nats, ``without the term``, ``clip layer`` at a norm. ``action`` is for
-    people; it is continued by "the norm goes from ``before`` to ``after``".
+    a factor, ``mask`` (the outlying tokens), ``mask responses`` (the responses with such tokens), ``rescale
+    advantages``, ``rescale loss`` and ``rescale KL`` by a factor, ``clip KL`` at nats, ``without the term``, ``clip
+    layer`` at a norm. ``action`` is for people; it is continued by "the norm goes from ``before`` to ``after``".
     """
 
     kind: str

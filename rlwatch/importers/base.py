@@ -175,7 +175,7 @@ class StreamIntake(Protocol):
 
 
 class StreamReading(LogReading):
-    """Reader of a log from its beginning to its end."""
+    """Reader of a log that is parsed as a stream of bytes, from its beginning to its end."""
 
     @abstractmethod
     def intake(self) -> StreamIntake:

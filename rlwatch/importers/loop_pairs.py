@@ -307,7 +307,9 @@ class _Plan:
 
 
 class LineReader:
-    """Parser of lines, which remembers the forms of lines that it has parsed."""
+    """Parser of console lines with names and numbers; it remembers the forms of lines that it has parsed, and so is
+    faster for similar ones.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, ...], _Plan] = {}

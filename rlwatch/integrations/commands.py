@@ -64,7 +64,8 @@ class Timed(Protocol):
     def due(self, step: int) -> Command | None:
         """Return the command to execute after ``step`` because a limit was reached, else None.
 
-        Every rank calls it at every boundary; rank 0's result is executed.
+        Every rank calls it at every boundary (point of training at which commands may be executed); rank 0's result is
+        executed.
         """
         ...
 
@@ -88,7 +89,8 @@ class Resolving(Protocol):
     """Handler of commands with arguments that only rank 0 can resolve, such as "the last good snapshot"."""
 
     def resolved(self, command: Command) -> Command:
-        """Return ``command`` with its arguments resolved.
+        """Return ``command`` with arguments such as ``"last-good"`` replaced by what they mean, such as the step of a
+        snapshot.
 
         Rank 0 calls it before it shares the command with other ranks.
         """
@@ -96,7 +98,8 @@ class Resolving(Protocol):
 
 
 class Controller:
-    """Executor of the run's commands at safe boundaries, which answers every command exactly once.
+    """Executor of the run's commands at safe boundaries (points of training at which commands may be executed), which
+    answers every command exactly once.
 
     Every rank makes one at set-up and calls :meth:`obey` at the same boundaries. Pause, resume and undo work in every
     trainer and need no handler.
@@ -144,8 +147,8 @@ class Controller:
         """Execute the waiting commands after ``step``. While training is paused, wait for more.
 
         Without commands the call only checks a queue in memory, with any number of ranks: no rank is notified or waited
-        for. With commands all ranks meet at this boundary. If a rank has passed it already, they meet at the next one
-        that no rank has passed.
+        for. With commands all ranks meet in this call. If a rank has passed this step already, they meet at the next
+        call that no rank has passed.
         """
         try:
             while True:
@@ -165,7 +168,7 @@ class Controller:
         save a failing run) requires from the start.
 
         That is the command to leave out updates whose gradient is not finite. In a run of several ranks it is executed
-        at the first boundary instead, because the ranks meet only there.
+        at the first call of :meth:`obey` instead, because the ranks meet only there.
         """
         if self._ranks.world_size == 1:
             command = self._error_boundary.attempt("rescue", self._rescue, step)

@@ -137,7 +137,7 @@ class Hold:
     def due(self, step: int) -> Command | None:
         """Return the command that ends the hold if its batches were sampled by ``step``, else None.
 
-        Call it at each boundary.
+        Call it at each boundary (point of training at which commands may be executed).
         """
         if not self._batches or step == self._boundary:
             return None

@@ -50,17 +50,18 @@ def _scalar(value: Any) -> float | None:
 
 
 class NemoLogger:
-    """Logger backend of NeMo-RL: ``logger.loggers.append(NemoLogger(project="math"))`` after its ``Logger`` is made.
+    """Logger backend of NeMo-RL that records in rlwatch: ``logger.loggers.append(NemoLogger(project="math"))`` after
+    its ``Logger`` is made.
 
     Parameters
     ----------
     arguments
-        Of :func:`rlwatch.init`.
+        Arguments of :func:`rlwatch.init`, which begins the run now.
 
     Raises
     ------
     RLWatchError
-        What :func:`rlwatch.init` raises.
+        Errors of :func:`rlwatch.init`.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -75,29 +76,33 @@ class NemoLogger:
         step_metric: str | None = None,
         step_finished: bool = False,  # noqa: ARG002  (NeMo-RL's signature)
     ) -> None:
-        """Record the numbers of ``metrics``. Rows on an axis of their own (``step_metric``) are no steps: left out."""
+        """Record the numbers in ``metrics`` as the row of ``step``, with ``prefix`` before their names.
+
+        A row with an axis of its own (``metrics`` contain ``step_metric``) is no training step and is left out.
+        """
         if step_metric is None or step_metric not in metrics:
             self._error_boundary.attempt(TAP, lambda: self.run.log(numbers_of(metrics, prefix or ""), step=int(step)))
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """Record the settings as an event."""
+        """Record the numbers in ``params``, the settings of the training, as an event of the run."""
         self._error_boundary.attempt(TAP, lambda: self.run.event("config", 0, **numbers_of(params)))
 
     def log_histogram(self, histogram: Sequence[Any], step: int, name: str) -> None:
-        """Histograms are not recorded."""
+        """Do nothing: histograms are not recorded."""
 
     def log_plot(self, figure: Any, step: int, name: str) -> None:
-        """Figures are not recorded."""
+        """Do nothing: figures are not recorded."""
 
     def finish(self) -> None:
-        """End the run."""
+        """End the run that this logger records."""
         self._error_boundary.attempt("finish", self.run.finish)
 
 
 class PrimeMonitor:
-    """Monitor of prime-rl: ``monitors.append(PrimeMonitor(project="math"))`` where the trainer makes its monitors.
+    """Monitor of prime-rl that records in rlwatch: ``monitors.append(PrimeMonitor(project="math"))`` where the trainer
+    makes its monitors.
 
-    Parameters and exceptions as for :class:`NemoLogger`.
+    ``config``: prime-rl's configuration, not used. ``arguments``: arguments of :func:`rlwatch.init`.
     """
 
     run_id: str | None = None
@@ -109,22 +114,22 @@ class PrimeMonitor:
         self.run: Run | None = None
 
     def init(self, **_context: Any) -> None:
-        """Begin the run."""
+        """Begin the run that this monitor records. Raises the errors of :func:`rlwatch.init`."""
         self.run = init(**{"source": "prime-rl", **self._arguments})
         self.run_id = self.run.info.run_id
         self._error_boundary = ErrorBoundary(self.run)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record the numbers of one step."""
+        """Record the numbers in ``metrics`` as the row of ``step``."""
         run = self.run
         if run is not None:
             self._error_boundary.attempt(TAP, lambda: run.log(numbers_of(metrics), step=int(step)))
 
     def log_episodes(self, rollouts: Sequence[Any], step: int) -> None:
-        """Episodes are not recorded."""
+        """Do nothing: episodes are not recorded."""
 
     def finalize(self) -> None:
-        """End the run."""
+        """End the run that this monitor records."""
         if self.run is not None:
             self._error_boundary.attempt("finish", self.run.finish)
 
@@ -138,10 +143,12 @@ SLIME: list[tuple[Run, ErrorBoundary]] = []
 def slime_rollouts(
     rollout_id: int, args: Any, samples: Sequence[Any], rollout_extra_metrics: Any, rollout_time: float
 ) -> bool:
-    """Record one generation of slime: rewards, groups, lengths and truncation of its samples, and its own metrics.
+    """Record one generation of slime: rewards, groups, lengths and truncation of its ``samples``, and slime's own
+    metrics; return False.
 
-    slime calls it by the path in ``--custom-rollout-log-function-path``, and logs as usual afterwards. The run is made
-    at the first call, in the store of ``RLWATCH_STORE``; if that fails, one warning is logged and nothing is recorded.
+    slime calls this function by the path in ``--custom-rollout-log-function-path``, and logs as usual afterwards. The
+    run is made at the first call, in the store of ``RLWATCH_STORE``; if that fails, one warning is logged and nothing
+    is recorded. ``rollout_id`` becomes the step, ``args`` are slime's arguments, and ``rollout_time`` is in seconds.
     """
     if not SLIME:
         made = call_or(
@@ -162,9 +169,11 @@ def _warn(error: Exception) -> None:
 
 
 def samples_measured(samples: Sequence[Any]) -> dict[str, float]:
-    """Return statistics of slime's ``samples``: each has ``reward``, ``response_length``, ``group_index``, ``status``.
+    """Return metrics of slime's ``samples`` (name -> value): each has ``reward``, ``response_length``, ``group_index``,
+    ``status``.
 
-    A reward that is a mapping has one number for each part; their sum is not guessed, so that it has no reward here.
+    If a reward is a mapping with one number for each part, the sample counts as one without a reward: how the parts add
+    up is not known here.
     """
     from rlwatch.integrations.step_tally import read_stats  # after the first call: it needs torch
     from rlwatch.tensors.responses import ResponseBatch, observe_responses

@@ -45,8 +45,8 @@ class Ranks(Protocol):
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
         """Return True if all ranks meet at this boundary, after ``step``, because rank 0 has commands to execute.
 
-        ``wanted``: this rank has a command to execute. On ranks other than 0 it is a command that is due on every rank,
-        and the rank waits for rank 0.
+        A boundary is a point of training at which commands may be executed. ``wanted``: this rank has a command to
+        execute. On ranks other than 0 it is a command that is due on every rank, and the rank waits for rank 0.
 
         If the result is False, this rank passes the boundary, unless it is ``staying`` because training is paused.
         Ranks do not wait for each other: if one has passed the boundary already, all meet at a later one.
@@ -75,14 +75,19 @@ class Ranks(Protocol):
         ...
 
     def over(self) -> None:
-        """End the round that :meth:`share` or :meth:`order` began, and release the ranks that wait for an answer.
+        """End the round of commands that :meth:`share` or :meth:`order` began, and release the ranks that wait for an
+        answer.
 
-        Call it for every outcome of the round.
+        Call it whatever the outcome of the round.
         """
         ...
 
     def leave(self) -> None:
-        """Leave the boundary, so that this rank continues training. Call it for every outcome."""
+        """Leave the boundary (point of training at which commands may be executed), so that this rank continues
+        training.
+
+        Call it whatever the outcome of the commands.
+        """
         ...
 
 
@@ -132,9 +137,10 @@ class RunRanks:
         return 1 if self._error_boundary.run is None else self._error_boundary.run.world_size
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """Return True if all ranks meet at this boundary, by the link between them; see :meth:`Ranks.meets`.
+        """Return True if all ranks meet at this boundary (point of training at which commands may be executed), by the
+        link between them.
 
-        Without a link return ``wanted``, so that the command is answered.
+        See :meth:`Ranks.meets`. Without a link return ``wanted``, so that the command is answered.
         """
         link = _link_of(self._error_boundary.run)
         return wanted if link is None else link.meets(step, wanted=wanted, staying=staying)
@@ -172,7 +178,9 @@ class RunRanks:
             link.over()
 
     def leave(self) -> None:
-        """Leave the boundary on the link between the ranks, if there is one."""
+        """Leave the boundary (point of training at which commands may be executed) on the link between the ranks, if
+        there is one.
+        """
         link = _link_of(self._error_boundary.run)
         if link is not None:
             link.leave()

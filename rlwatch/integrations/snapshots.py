@@ -299,7 +299,8 @@ class SnapshotKeeper:
         return None if self.last_good is None else self.last_good.step
 
     def look(self, step: int) -> None:
-        """Judge snapshots, and take one if it is due. Call it at a safe boundary after ``step``.
+        """Judge snapshots, and take one if it is due. Call it after ``step``, at a point of training at which commands
+        may be executed.
 
         With several ranks :class:`TakeTogether` takes the snapshot.
         """
@@ -606,7 +607,7 @@ class SnapshotKeeper:
 
 
 class TakeTogether:
-    """Handler of the internal command to take a snapshot on all ranks at the same boundary.
+    """Handler of the internal command to take a snapshot on all ranks at the same point of training.
 
     If one rank fails, no rank keeps the snapshot.
     """

@@ -166,9 +166,9 @@ class Tee(Generic[M]):
 
 
 def check_first(newest: Tee[Any] | None, tracker: str, caller: str) -> None:
-    """Raise ``ConfigError`` if ``newest``, the last mirror of ``tracker``, is still active.
+    """Raise ``ConfigError`` if ``newest`` still mirrors the ``tracker``, because only one mirror may be active.
 
-    ``caller`` is the function to name in the message.
+    ``newest``: handle on the mirror that was made last, or None. ``caller``: the function to name in the message.
     """
     if newest is not None and newest.patches.on:
         raise ConfigError(f"{tracker} is mirrored already; call untee() on what the first {caller} returned")

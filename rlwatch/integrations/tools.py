@@ -32,7 +32,9 @@ REPORTED = "reported"
 
 @dataclass(slots=True)
 class ToolTally:
-    """Counts of one tool since they were last taken."""
+    """Counts of the calls of one tool (function that an agent calls), by outcome, with their total and longest time in
+    seconds.
+    """
 
     calls: int = 0
     timeouts: int = 0
@@ -41,7 +43,9 @@ class ToolTally:
     errors: Counter[str] = field(default_factory=Counter)
 
     def stats(self, name: str) -> Stats:
-        """Return statistics that merge with those of other micro-batches and ranks."""
+        """Return the counts as statistics of the tool ``name``, which can be merged with those of other micro-batches
+        and ranks.
+        """
         calls = number_tensor(self.calls)
         found: Stats = {
             CALLS + name: Total(calls, calls),
@@ -55,9 +59,9 @@ class ToolTally:
 
 
 class ToolMeter:
-    """Measures the tools of one loop, which may run in any thread or as coroutines.
+    """Meter of the tools (functions that an agent calls) of one loop, which may run in any thread or as coroutines.
 
-    ``error_boundary`` keeps what goes wrong here away from the tool and from the training.
+    ``error_boundary`` contains errors of the meter itself, so that they reach neither the tool nor the training.
     """
 
     def __init__(self, error_boundary: ErrorBoundary) -> None:
@@ -66,9 +70,10 @@ class ToolMeter:
         self._tallies: dict[str, ToolTally] = {}
 
     def metered(self, name: str, tool: Callable[P, T], failed: Callable[[T], bool] | None = None) -> Callable[P, T]:
-        """Return ``tool`` with a meter round it: the same arguments, the same result, the same exception.
+        """Return a wrapper around ``tool`` that counts and times its calls under ``name``.
 
-        ``failed`` returns whether a result reports an error.
+        The wrapper has the same arguments, result and exceptions. ``failed`` returns whether a result reports an error;
+        None: only exceptions count.
         """
         if is_async(tool):
 
@@ -91,7 +96,7 @@ class ToolMeter:
         return functools.update_wrapper(metered, tool)
 
     def take(self) -> Stats:
-        """Return statistics of all calls since the last time."""
+        """Return statistics of all measured calls of tools since the last call of this method."""
         with self._lock:
             tallies, self._tallies = self._tallies, {}
         return {key: stat for name, tally in tallies.items() for key, stat in tally.stats(name).items()}

@@ -148,9 +148,9 @@ FULL_S = 1.0
 class Peer:
     """One of the other ranks as rank 0 sees it, with its two connections.
 
-    ``steps`` carries its measurements and ``control`` its votes; None until connected. ``gone``: it has disconnected.
-    ``silent``: rank 0 waited for it in vain, and it has sent nothing since. ``owing``: boundary to which it was asked
-    and did not come, or None.
+    ``steps`` carries its measurements and ``control`` its votes on commands; None until connected. ``gone``: it has
+    disconnected. ``silent``: rank 0 waited for it in vain, and it has sent nothing since. ``owing``: point of training
+    at which it was asked to vote and did not come, or None.
     """
 
     def __init__(self, rank: int) -> None:
@@ -280,7 +280,9 @@ class Admission:
         return guest
 
     def overdue(self, now: float) -> list[PendingConnection]:
-        """Return the connections whose time for the proof is over; ``now``: monotonic time, seconds."""
+        """Return the connections that have not proven in time that they belong to the run; ``now``: monotonic time,
+        seconds.
+        """
         return [guest for guest in self._strangers if guest.until <= now]
 
     def identified(self, guest: PendingConnection, answer: Frame, world_size: int) -> Caller:

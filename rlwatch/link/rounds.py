@@ -300,7 +300,7 @@ UNDECIDED = "rank 0 gave no verdict"
 class WorkerMember:
     """Another rank's side of the votes on commands: for its training thread, with a thread that listens to rank 0.
 
-    ``patience_s``: seconds to wait for rank 0 at a boundary.
+    ``patience_s``: seconds to wait for rank 0 at a point of training at which commands may be executed.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -338,7 +338,9 @@ class WorkerMember:
 
     @property
     def here(self) -> StepKey | None:
-        """Boundary of the training loop at which this rank is; None between two boundaries."""
+        """Boundary (point of training at which commands may be executed) at which this rank is; None between two
+        boundaries.
+        """
         return self._here
 
     @property

@@ -394,7 +394,9 @@ class BoundedQueue(Generic[T]):
 
 @dataclass(slots=True)
 class Numbered:
-    """An item in the queue that is also in the journal under ``number``."""
+    """An item in the queue that is also in the journal (file that keeps items until they are stored) under
+    ``number``.
+    """
 
     item: SpikeBatch | CompletionBatch | Event
     number: int
@@ -490,8 +492,8 @@ class Intake:
 
     @property
     def room_taken(self) -> float:
-        """Used share of the space for items that wait to be stored: of the journal, or of memory if
-        the disk is full.
+        """Used share, 0 to 1, of the space for items that wait to be stored: of the journal file, or of memory if the
+        disk is full.
         """
         if self.journal is None:
             return 0.0

@@ -211,13 +211,13 @@ class SpilledItems:
             self.reread.clear()
 
     def given_up(self, numbers: Iterable[int]) -> None:
-        """Note the numbers of items that were removed from the journal to free space."""
+        """Note the numbers of items that were removed from the journal file to free space."""
         self._given_up = sorted({*self._given_up, *numbers})
 
     def with_given_up(self, numbers: list[int]) -> list[int]:
-        """Return the numbers of items that the journal may forget once a batch is stored.
+        """Return the numbers of items that the journal file need not keep once a batch is stored.
 
-        These are the ``numbers`` of the batch and, before them, those of lower items that were removed to free space.
+        These are the ``numbers`` of the batch and, before them, those of earlier items that were removed to free space.
         """
         if not numbers or not self._given_up:
             return numbers
@@ -493,7 +493,9 @@ class Writer:
             self._intake.put(replace(event, ts=time.time()))
 
     def unkept(self) -> list[int]:
-        """Return the steps of the rows that wait and are in no journal: they are lost if the process ends now."""
+        """Return the steps of the rows that wait to be stored and are in no journal file: they are lost if the process
+        ends now.
+        """
         waiting = [
             queued for queued in (*self._held, *self._queue.waiting()) if isinstance(queued, QueuedCall | Awaited)
         ]
@@ -501,7 +503,7 @@ class Writer:
         return steps + ([] if self._store is None else [row.step for row in self._store.unkept()])
 
     def give_up_unkept(self) -> None:
-        """Count the rows that are lost if the process ends now, and note them in the journal."""
+        """Count the rows that are lost if the process ends now, and note them in the journal file."""
         steps = self.unkept()
         for step in steps:
             self._counters.lose(step)
@@ -717,7 +719,7 @@ class StoreSink:
 
     @property
     def waiting(self) -> Sequence[int]:
-        """Numbers in the journal of the items that were taken and are not stored yet."""
+        """Numbers, in the journal file, of the items that were taken and are not stored yet."""
         return self._journaled
 
     def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
@@ -731,8 +733,8 @@ class StoreSink:
     def write(self, batch: Sequence[Storable], numbers: Sequence[int] = ()) -> None:
         """Store the batch, after any items still waiting.
 
-        ``numbers``: those under which the journal has items of the batch. They are noted once the batch is kept here:
-        items that got lost before that are still in the journal.
+        ``numbers``: those under which the journal file has items of the batch. They are noted once the batch is kept
+        here: items that got lost before that are still in the file.
         """
         room = self.room
         backlog, journaled = [*self._backlog, *batch[:room]], [*self._journaled, *numbers]
@@ -763,8 +765,8 @@ class StoreSink:
             self._writer.heartbeat(self._clock.now(), stage, since)
 
     def close(self) -> None:
-        """Try once more to store waiting items; those that cannot be written, and are not in the journal, are counted
-        as lost.
+        """Try once more to store waiting items; those that cannot be written, and are not in the journal file, are
+        counted as lost.
         """
         if self._backlog or self._journaled or self._judged is not None:
             self._drain()
@@ -783,7 +785,7 @@ class StoreSink:
         self._store_lost(rows, judged=not kept)
 
     def unkept(self) -> list[StepRecord]:
-        """Return the rows that wait here and are in no journal."""
+        """Return the rows that wait to be stored and are in no journal file."""
         rows, journal = [item for item in self._backlog if isinstance(item, StepRecord)], self._writer.journal
         if not rows or not self._journaled or journal is None:
             return rows
@@ -821,7 +823,8 @@ class StoreSink:
         return Event(SHED, last, body, self._clock.now())
 
     def note_lost(self, steps: Sequence[int], events: Sequence[Event] = ()) -> None:
-        """Note in the journal that rows of ``steps`` are lost, because the process has no time to try the store again.
+        """Note in the journal file that rows of ``steps`` are lost, because the process has no time to try the store
+        again.
 
         ``events``: events not stored yet; those that report dropped data are noted as well.
         """

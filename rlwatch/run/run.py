@@ -91,15 +91,15 @@ class Link(Protocol):
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Return whether all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`.
+        """Return whether all ranks meet at this boundary (point of training at which commands may be executed).
 
-        ``step``: the optimizer step. ``wanted``: this rank knows that something is due here. ``staying``: this rank
-        remains here (it is paused).
+        ``step``: the optimizer step. ``wanted``: this rank knows that a command is due here. ``staying``: this rank
+        remains here (it is paused). See :class:`rlwatch.integrations.ranks.Ranks`.
         """
         ...
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Return, on every rank, the users' commands that rank 0 has, at a boundary where all ranks meet.
+        """Return, on every rank, the users' commands that rank 0 has, at a point of training where all ranks meet.
 
         ``commands``: on rank 0, these commands; on other ranks not used.
         """

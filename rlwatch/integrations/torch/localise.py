@@ -222,13 +222,13 @@ class SequenceOrigin:
         self._count = next(sizes, 0)
 
     def observed(self, one: LossPass, inputs: Mapping[str, Any]) -> None:
-        """Keep the loss pass ``one`` with the indices of its responses in the generation, if the loop gave them in
+        """Keep the micro-batch ``one`` with the indices of its responses in the generation, if the loop gave them in
         ``inputs``.
         """
         self._observed.append((one, inputs.get("responses"), inputs.get("ids")))
 
     def forget(self) -> None:
-        """Drop the kept loss passes at the end of a step."""
+        """Drop the kept micro-batches at the end of a step."""
         self._observed.clear()
 
     def identify(self, passes: Sequence[LossPass]) -> None:

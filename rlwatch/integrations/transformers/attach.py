@@ -314,7 +314,7 @@ class TrainerReaders(Protocol):
     tally: StepTally
 
     def take(self) -> StepTally:
-        """Return the tally of the step that ended, and begin an empty one."""
+        """Return the measurements of the step that ended, and begin an empty collection."""
         ...
 
     def discard(self) -> None:

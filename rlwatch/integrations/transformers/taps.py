@@ -63,7 +63,7 @@ class TrainerTaps:
                 self._wraps_late = True
 
     def take(self) -> StepTally:
-        """Return the tally of the step, with the metrics that every step has, and begin an empty one."""
+        """Return the measurements of the step, with the metrics that every step has, and begin an empty collection."""
         self._error_boundary.attempt(UPDATE_TAP, self._measure_update)
         self._trail.forget()
         tally, self.tally = self.tally, StepTally()

@@ -187,9 +187,10 @@ def _truncation(trainer: Any) -> float | None:
 
 
 class GenerationPasses:
-    """Log-probs of the forward passes of one generation, in order: the policy's, then the reference's if there is one.
+    """Log-probs of the forward passes that TRL makes for one generation, in order: the policy's, then the reference's
+    if there is one.
 
-    GRPO passes both to its loss, where they are read. RLOO's are known only here. ``full``: also compute quantiles.
+    GRPO passes them to its loss, where they are read. RLOO's are known only here. ``full``: also compute quantiles.
     """
 
     def __init__(self, *, full: bool = True) -> None:
@@ -261,7 +262,8 @@ class Scored:
 
 
 class Generations:
-    """Reader of the generations of one trainer.
+    """Reader of the batches of rollouts (generations) of one trainer: notes completions and rewards, and returns their
+    statistics.
 
     ``full``: also compute statistics that compare responses with each other.
     """

@@ -50,7 +50,8 @@ def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise
 
 
 class TrainerLocalising:
-    """Link between a TRL trainer and ``localiser``, which passes on the trainer's loss passes and gradients.
+    """Link between a TRL trainer and ``localiser``, which passes on the forward passes of the trainer's loss, and its
+    gradients.
 
     ``error_boundary`` is the error boundary around the measurement.
     """
@@ -82,7 +83,7 @@ class TrainerLocalising:
         self._generations += 1
 
     def keep(self, tokens: TokenBatch, inputs: Mapping[str, Any]) -> None:
-        """Keep the loss pass of a micro-batch, before its backward pass.
+        """Keep the forward pass of a micro-batch's loss, before its backward pass.
 
         ``tokens`` and ``inputs`` are those of the micro-batch.
         """
@@ -90,7 +91,7 @@ class TrainerLocalising:
         self._inputs.append({name: inputs[name] for name in (*IDS, *MASKS) if name in inputs})
 
     def forget(self) -> None:
-        """Drop the kept loss passes, at the start of training."""
+        """Drop the kept forward passes of the loss, at the start of training."""
         self._tap.forget()
         self._inputs.clear()
 

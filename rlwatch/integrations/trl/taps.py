@@ -61,10 +61,10 @@ OPTIONS = {
 
 
 class TrlTaps(TrainerTaps):
-    """Hooks that measure a GRPO or RLOO trainer up to ``level``, into the tally of the current step.
+    """Hooks that measure a GRPO or RLOO trainer up to ``level``, and collect the measurements of the current step.
 
-    ``sampled`` gets every generation, for its text. ``localiser`` gets every loss pass, and the step's gradient.
-    ``canaries`` are scored after the rewards of a batch.
+    ``sampled`` gets every generation, for its text. ``localiser`` gets every forward pass of the loss, and the step's
+    gradient. ``canaries`` are scored after the rewards of a batch.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class OnWorkers:
 
 
 class ResetOnWorkers(OnWorkers):
-    """Handler of the command ``reset-reference`` in verl, at a boundary where no log-probs of the reference wait to be
-    used.
+    """Handler of the command ``reset-reference`` in verl, at a point of training where no log-probs of the reference
+    wait to be used.
 
     ``checkpoints`` saves the new reference. ``error_boundary`` is the error boundary that leads to the run's health,
     for the veto during a collapse.

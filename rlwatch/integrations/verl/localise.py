@@ -38,8 +38,8 @@ from rlwatch.tensors.gradnorm import GradNorms, layer_of
 
 
 class RankLocalising:
-    """Localisation of gradient spikes on one rank: it keeps the loss passes of each optimizer step, and examines its
-    gradient before use.
+    """Localisation of gradient spikes on one rank: it keeps the forward passes of the loss in each optimizer step, and
+    examines the gradient before use.
 
     ``engine`` is verl's engine of the actor, ``error_boundary`` the error boundary, ``world`` the ranks that localise
     together. ``decode`` converts token ids to text; None: no text is kept.
@@ -79,7 +79,7 @@ class RankLocalising:
         return cls(engine, error_boundary, settings, world, getattr(tokenizer, "decode", None))
 
     def attach(self) -> None:
-        """Wrap the engine's forward step, so that the loss passes are kept."""
+        """Wrap the engine's forward step, so that the forward passes of the loss are kept."""
         self._tap.attach()
 
     def keep(self, model_output: Any, data: Any) -> None:

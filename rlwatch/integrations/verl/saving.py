@@ -167,7 +167,9 @@ class UntilDue(OnWorkers):
         return report
 
     def due(self, step: int) -> Command | None:
-        """Return the command that ends the effect after ``step``, once it is over, else None."""
+        """Return the command that ends the effect of this handler's command after ``step``, once its steps are over,
+        else None.
+        """
         if not self._active:
             return None
         replies = accepted(self._workers.call("due", self.kind, step))
@@ -199,7 +201,7 @@ class HoldOnWorkers(UntilDue):
         return {**report, "rewards": list[JSON](rewards), "summary": f"{summary}{rewards_part}"}
 
     def due(self, step: int) -> Command | None:
-        """Return the command that ends the hold after ``step``, once it is over, else None.
+        """Return the command that ends the hold after ``step``, once its batches are sampled, else None.
 
         The reward of the batch is also requested.
         """
@@ -218,8 +220,8 @@ def saving_handlers(
     """Return the handlers of ``rollback``, ``hold`` and ``skip-step``, and of taking snapshots if ``ledger`` is not
     None.
 
-    ``workers`` makes remote calls to all ranks. ``step`` returns the step that has ended, ``when_measured`` calls back
-    with the metrics of a step.
+    ``ledger`` is the driver's list of snapshots. ``workers`` makes remote calls to all ranks. ``step`` returns the step
+    that has ended, ``when_measured`` calls back with the metrics of a step.
     """
     made: list[CommandHandler] = [
         RollbackOnWorkers(ledger, workers, step),
