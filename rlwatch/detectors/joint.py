@@ -20,9 +20,8 @@ from itertools import islice
 from operator import sub
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, rounded
 from rlwatch.detectors.context import HELD_ROWS, LUCKY, NORMAL_80, AnswerCount, chance_of_low, uneven_noise_of
-from rlwatch.detectors.stretch import Stretch
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median, ordered_quantile, quantile

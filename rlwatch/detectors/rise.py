@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from rlwatch.detectors.base import CARRY_ROWS, BaseDetector, finite, rounded
+from rlwatch.detectors.base import CARRY_ROWS, BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import RewardWatch
-from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number

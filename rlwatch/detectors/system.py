@@ -7,9 +7,8 @@ from itertools import pairwise
 from operator import truediv
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.rise import MOST, Rise, RiseDetector, RiseLimit, inverse
-from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import SHED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold
 from rlwatch.wording import number

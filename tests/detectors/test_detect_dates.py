@@ -7,9 +7,7 @@ from rlwatch.detectors.exploration.diversity_decay import DiversityDecay
 from rlwatch.detectors.exploration.entropy import EntropyCollapse, EntropyExplosion
 from rlwatch.detectors.exploration.entropy_sides import EntropySides
 from rlwatch.detectors.exploration.likelihood_displacement import LikelihoodDisplacement
-from rlwatch.detectors.mismatch.mismatch_blind import MismatchBlind
-from rlwatch.detectors.mismatch.mismatch_correlation import MismatchCorrelation
-from rlwatch.detectors.mismatch.mismatch_growth import MismatchGrowth, MismatchLevel
+from rlwatch.detectors.mismatch.mismatch_growth import MismatchBlind, MismatchCorrelation, MismatchGrowth, MismatchLevel
 from rlwatch.detectors.mismatch.mismatch_mask import MismatchMask
 from rlwatch.detectors.optimisation.grad_spike import GradSpike
 from rlwatch.detectors.optimisation.silent_freeze import SilentFreeze
@@ -27,8 +25,7 @@ from rlwatch.detectors.rises import (
     WeightTail,
 )
 from rlwatch.detectors.rollouts.broken_output import DegenerateBatch, GarbledOutput, Id0Run
-from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthExplosion, LengthSurge
-from rlwatch.detectors.rollouts.long_tail import LongTail
+from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthExplosion, LengthSurge, LongTail
 from rlwatch.detectors.rollouts.token_ids import MaskLeakage, Retokenisation
 from rlwatch.detectors.system import MetricVanished, StalledSteps, ThroughputDrop
 from rlwatch.detectors.trust_region.clipping import ClipBlind, ClipSaturation

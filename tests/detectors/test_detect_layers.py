@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rlwatch.detectors.optimisation.layer_spike import LayerSpike
+from rlwatch.detectors.optimisation.grad_spike import LayerSpike
 from rlwatch.metrics import canonicalise
 from rlwatch.monitor.engine import Monitor
 from rlwatch.records import ClosedStep, Severity, StepRecord

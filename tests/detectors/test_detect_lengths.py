@@ -9,8 +9,7 @@ from shaped_runs import findings, firsts, flat, ramp, run
 
 from rlwatch.detectors.rise import MOST
 from rlwatch.detectors.rises import Repetition
-from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthSurge
-from rlwatch.detectors.rollouts.long_tail import LongTail, inverse
+from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthSurge, LongTail, inverse
 from rlwatch.records import Severity
 
 AT = 100

@@ -18,8 +18,7 @@ from rlwatch.detectors.rises import (
     WeightTail,
 )
 from rlwatch.detectors.rollouts.broken_output import GarbledOutput
-from rlwatch.detectors.rollouts.lengths import LengthSurge
-from rlwatch.detectors.rollouts.long_tail import LongTail
+from rlwatch.detectors.rollouts.lengths import LengthSurge, LongTail
 from rlwatch.detectors.rollouts.token_ids import MaskLeakage, Retokenisation
 from rlwatch.detectors.trust_region.clipping import ClipSaturation
 

@@ -8,9 +8,13 @@ from exact_runs import alarms, always, exact, swinging, then, when, worst
 from shaped_runs import firsts, flat, ramp, run
 from shaped_runs import worst as worst_of
 
-from rlwatch.detectors.mismatch.mismatch_blind import MismatchBlind
-from rlwatch.detectors.mismatch.mismatch_correlation import MismatchCorrelation
-from rlwatch.detectors.mismatch.mismatch_growth import LogTrend, MismatchGrowth, MismatchLevel
+from rlwatch.detectors.mismatch.mismatch_growth import (
+    LogTrend,
+    MismatchBlind,
+    MismatchCorrelation,
+    MismatchGrowth,
+    MismatchLevel,
+)
 from rlwatch.detectors.mismatch.mismatch_mask import MismatchMask
 from rlwatch.detectors.rises import MismatchTail, MoEImbalance, RoutingMismatch
 from rlwatch.metrics import canonicalise

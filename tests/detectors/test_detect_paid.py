@@ -11,8 +11,7 @@ from exact_runs import always, exact, then, worst
 
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.detectors.exploration.entropy_budget import EntropyBudget
-from rlwatch.detectors.optimisation.grad_spike import GradSpike
-from rlwatch.detectors.optimisation.layer_spike import LayerSpike
+from rlwatch.detectors.optimisation.grad_spike import GradSpike, LayerSpike
 from rlwatch.detectors.rises import Repetition
 from rlwatch.detectors.rollouts.lengths import LengthExplosion
 from rlwatch.detectors.trust_region.kl_estimator import KLEstimator

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.base import BaseDetector, DetectorSet
+from rlwatch.detectors.base import BaseDetector, DetectorSet, stretches
 from rlwatch.detectors.registry import default_detectors
-from rlwatch.detectors.stretch import stretches
 from rlwatch.metrics import BY_NAME
 from rlwatch.monitor import Monitor
 from rlwatch.monitor.forecasting import forecaster_for

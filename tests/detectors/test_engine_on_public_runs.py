@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlwatch.detectors.exploration.likelihood_displacement import LikelihoodDisplacement
-from rlwatch.detectors.mismatch.mismatch_blind import MismatchBlind
-from rlwatch.detectors.mismatch.mismatch_correlation import MismatchCorrelation
-from rlwatch.detectors.mismatch.mismatch_growth import MismatchGrowth, MismatchLevel
+from rlwatch.detectors.mismatch.mismatch_growth import MismatchBlind, MismatchCorrelation, MismatchGrowth, MismatchLevel
 from rlwatch.detectors.mismatch.mismatch_mask import MismatchMask
 from rlwatch.detectors.optimisation.nonfinite import NonFinite
 from rlwatch.detectors.optimisation.silent_freeze import SilentFreeze

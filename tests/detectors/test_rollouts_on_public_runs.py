@@ -10,8 +10,7 @@ from rlwatch.detectors.reward.reward_constant import RewardConstant
 from rlwatch.detectors.reward.reward_hacking import RewardHacking
 from rlwatch.detectors.reward.silent_groups import ZeroVariance
 from rlwatch.detectors.rises import Repetition
-from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthSurge
-from rlwatch.detectors.rollouts.long_tail import LongTail
+from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthSurge, LongTail
 from rlwatch.detectors.system import MetricVanished, StalledSteps, ThroughputDrop
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, Severity

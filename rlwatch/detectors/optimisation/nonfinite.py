@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, members, rounded
-from rlwatch.detectors.stretch import Stretch
+from rlwatch.detectors.base import BaseDetector, Stretch, members, rounded
 from rlwatch.records import JSON, LOCALISED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, rounded
-from rlwatch.detectors.stretch import Stretch
+from rlwatch.detectors.base import BaseDetector, Stretch, rounded
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from statistics import StatisticsError, correlation, median_low
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, members, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, members, rounded
 from rlwatch.detectors.context import Change, RewardWatch, noise_of
-from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, Window
 from rlwatch.wording import number

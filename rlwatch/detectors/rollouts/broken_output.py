@@ -6,10 +6,9 @@ import math
 from itertools import pairwise
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import RewardWatch, silent_share
 from rlwatch.detectors.rise import MOST, Rise, RiseDetector, RiseLimit, odds
-from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number

@@ -9,10 +9,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, RewardWatch
 from rlwatch.detectors.rise import Rise, RiseLimit, odds
-from rlwatch.detectors.stretch import Stretch
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
 from rlwatch.wording import number

@@ -12,9 +12,8 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from rlwatch.catalogue import collapse_kinds, detector_class, kinds
-from rlwatch.detectors.base import BaseDetector, finite, members, reading, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, members, reading, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, NORMAL_80, RunContext, noise_of
-from rlwatch.detectors.stretch import Stretch
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, mad, median, quantile, theil_sen

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.stretch import Stretch
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Window, mad, median
 from rlwatch.wording import number
