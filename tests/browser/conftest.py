@@ -83,9 +83,9 @@ TOKENS = {"operator": "the operator's token", "viewer": "a viewer's own token"}
 
 
 @contextmanager
-def serving(store_url):
+def serving(store_url, port=None):
     """Address of an app over ``store_url``, started as ``rlwatch ui`` starts it."""
-    where = place("127.0.0.1", ui.free_port("127.0.0.1"))
+    where = place("127.0.0.1", port or ui.free_port("127.0.0.1"))
     login = Login({role: LoginToken(token) for role, token in TOKENS.items()}, "what sessions are signed with")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
@@ -93,6 +93,12 @@ def serving(store_url):
     problem = ui.wait_healthy(server, where.local)
     yield where.local if problem is None else pytest.fail(problem)
     ui.stop_server(server)
+
+
+@pytest.fixture
+def serve():
+    """Start an app, at a port of one's choice."""
+    return serving
 
 
 @pytest.fixture

@@ -90,3 +90,20 @@ HIDDEN = """(hidden) => {
   Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
+
+
+def test_a_page_goes_on_by_itself_when_its_server_was_started_anew(serve, joined, shared_store):
+    """The same address and session: no reload, no login, and the rows of the meantime."""
+    with trainer(shared_store, "restarted", 50) as write:
+        with serve(shared_store) as address:
+            page = joined(address, "operator", "ann")
+            page.goto(f"{address}/run?run=restarted")
+            strip(page)
+            page.evaluate("window.kept = true")
+        write(51)
+        with serve(shared_store, int(address.rpartition(":")[2])) as again:
+            assert again == address
+            write(52)
+            expect(page.locator(".row .value").nth(0)).to_have_text("5.2")
+            expect(page.locator(".rl-facts").first).to_contain_text("step 52")
+            assert page.evaluate("window.kept")
