@@ -130,6 +130,32 @@ def test_what_cannot_be_rolled_back_is_refused_with_the_reason():
     assert len(states[4]) == 1
 
 
+class WithOthers(Judged):
+    """Sends each command among others: of a pause, or after a reset of the reference."""
+
+    def __init__(self, before=(), after=()):
+        super().__init__()
+        self.before, self.after = before, after
+
+    def send(self, kind, **args):
+        self.queue += [Command(f"b-{one}", "r", one, {}, force=True) for one in self.before]
+        self.queue.append(Command("a", "r", kind, args))
+        self.queue += [Command(f"a-{one}", "r", one, {}) for one in self.after]
+
+
+def test_a_rollback_during_a_pause_is_done_there_and_one_after_a_reset_keeps_the_new_reference():
+    """In the order in which they were sent, each before the next begins."""
+    _, run, states = looped({3: {"to": 1}}, run=WithOthers(["pause"], ["resume"]))
+    _, other, back = looped({3: {"to": 1}}, run=WithOthers(["reset-reference"]))
+
+    assert [status for status, _ in answers(run)] == ["done"] * 3
+    assert equal(states[3][0][0], states[1][0][0])
+    assert [status for status, _ in answers(other)] == ["done"] * 2
+    assert equal(back[3][0][0], back[1][0][0])
+    kinds = [event.kind for event in other.events if event.kind in ("reference_reset", "command")]
+    assert kinds == ["reference_reset", "command"]
+
+
 class TwiceAtOnce(Judged):
     """Sends each command twice."""
 
