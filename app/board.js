@@ -874,7 +874,7 @@ class Board {
       queueMicrotask(() => list.remove());
     };
     const put = (label, act) => list.append(button("act", label, "", () => { shut(); act(); }));
-    put(this.full ? "Leave full screen" : "Full screen", () => this.fill(node));
+    put(chart.full ? "Leave full screen" : "Full screen", () => this.fill(node));
     put("Save as PNG", () => savePicture(chart.plot, panel, ink, words));
     for (const [label, pins] of panel.pin ? choices(this.data.pins, panel.pin) : []) put(label, () => this.ask({ kind: "arrange", names: pins }));
     if (!panel.cells && !panel.shades) {
@@ -955,7 +955,7 @@ class Board {
     for (const { left, marks } of groups) {
       const worst = marks.reduce((a, b) => (b.rank > a.rank ? b : a));
       const label = marks.length === 1 ? `${marks[0].text}, step ${whole(marks[0].step)}` : `${marks.length} marks: ${marks.map((mark) => mark.text).slice(0, 4).join(", ")}`;
-      const node = button("mark", worst.shape + (marks.length > 1 ? `\u2009${marks.length}` : ""), label, (event) => this.follow(marks, left, event));
+      const node = button("mark", worst.shape + (marks.length > 1 ? `\u2009${marks.length}` : ""), label, () => this.follow(marks, left));
       node.style.left = `${left}px`;
       node.style.setProperty("--mark", worst.colour);
       node.dataset.steps = marks.map((mark) => mark.step).join(" ");
