@@ -166,7 +166,9 @@ class Asking:
         self._drawn: dict[str, float] = {}
 
     async def receive(self) -> Message:
-        """Return the next message for the app: one that the page sent, or a rerun added because of news."""
+        """Return the next message for the app: one that the page sent, or a request to redraw that was added because of
+        news.
+        """
         while not self._due:
             if self._coming is None:
                 self._coming = asyncio.ensure_future(self._receive())

@@ -208,7 +208,9 @@ BUCKETS = 240
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Extent of a metric over a whole run: number of rows, lowest and highest value, and ``finite``: all values are."""
+    """Extent of a metric over a whole run: number of rows, lowest and highest value; ``finite``: whether all values are
+    finite.
+    """
 
     rows: int = 0
     low: float = math.inf

@@ -108,7 +108,7 @@ class Config:
 
     @property
     def channel_names(self) -> tuple[str, ...]:
-        """Names of the channels for which messages can be written."""
+        """Names of the notification channels for which messages can be written."""
         return tuple(channel.name for channel in self.channels)
 
     def with_webhook(self, url: str, secret: str = "") -> Config:

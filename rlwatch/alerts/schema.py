@@ -95,7 +95,9 @@ class QuietHoursTable(_Table):
 
 
 class InhibitTable(_Table):
-    """One ``[[inhibit]]`` table: the fields of :class:`rlwatch.alerts.rules.Inhibition`."""
+    """One ``[[inhibit]]`` table (some alerts hold back others): the fields of
+    :class:`rlwatch.alerts.rules.Inhibition`.
+    """
 
     when: list[str]
     mutes: list[str] = []
@@ -120,8 +122,8 @@ class NotifyTable(_Table):
 
 
 class ActionTable(_Table):
-    """One ``[[actions]]`` table: fields of :class:`rlwatch.control.policy.PermittedAction`, which
-    checks their values.
+    """One ``[[actions]]`` table (a command to send when an alert fires): fields of
+    :class:`rlwatch.control.policy.PermittedAction`, which checks their values.
     """
 
     name: str
@@ -135,7 +137,9 @@ class ActionTable(_Table):
 
 
 class RescueTable(_Table):
-    """The ``[[rescue]]`` table: fields of :class:`rlwatch.control.rescue.RescuePolicy`, which checks their values."""
+    """The ``[[rescue]]`` table (permission to save a failing run): fields of
+    :class:`rlwatch.control.rescue.RescuePolicy`, which checks their values.
+    """
 
     name: str = "rescue"
     kinds: list[str] | None = None
@@ -158,7 +162,7 @@ class RetentionTable(_Table):
 
 
 class PlaceTable(_Table):
-    """The ``[store]`` and the ``[dashboard]`` table: an address."""
+    """The ``[store]`` or the ``[dashboard]`` table: the address of the store or of the dashboard."""
 
     url: str
 

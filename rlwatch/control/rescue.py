@@ -140,7 +140,7 @@ class RescuePolicy:
         return f"{REQUESTED_BY}{self.name}"
 
     def alarm(self, health: RunHealth) -> Alert | None:
-        """Return the first firing alert that is critical and of one of the kinds that begin a rescue;
+        """Return the first firing alert that is critical and of a kind that begins a rescue (attempt to save the run);
         None without any.
         """
         return next((a for a in health.alerts if a.severity is Severity.CRITICAL and a.kind in self.kinds), None)
@@ -160,7 +160,10 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A command that the rescue policy wants to send, its arguments, and its reason."""
+    """A command that a rescue (attempt to save a failing run) is to send.
+
+    ``do``, ``args``: kind and arguments of the command. ``why``: its reason.
+    """
 
     do: str
     args: Mapping[str, JSON]
@@ -254,7 +257,7 @@ class RescueCourse:
 
     @property
     def measures(self) -> bool:
-        """True while :meth:`next` needs the reward of each sampled batch, because the rescue compares weights by it."""
+        """True while :meth:`next` needs the mean reward of each sampled batch, by which the rescue compares weights."""
         return self.stage in (Stage.PROBING, Stage.RESTORED, Stage.OUTSIDE)
 
     @property

@@ -279,7 +279,9 @@ class Derived:
 
     @property
     def total(self) -> float:
-        """Return the sum of all contributions."""
+        """Return the sum of the contributions of this rank's tokens and of the auxiliary loss; summed over ranks it is
+        the gradient norm if the method is exact.
+        """
         return float(sum(part.sum() for part in self.tokens)) + self.aux
 
 

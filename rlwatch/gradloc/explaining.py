@@ -110,7 +110,9 @@ class StepScales:
         )
 
     def levels(self, step: StepLevels) -> StepLevels:
-        """Return ``step`` with the usual scales and weights of the run added."""
+        """Return ``step``, the levels with which its tokens are compared, with the usual scales and weights of the run
+        added.
+        """
         return replace(step, scales=self.usual, policy_weight=self.policy_weight, kl_weight=self.kl_weight)
 
     def times(self, name: str) -> float | None:

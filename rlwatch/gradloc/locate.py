@@ -82,7 +82,7 @@ class LocateOptions:
 
     @property
     def most(self) -> int:
-        """Return the largest number of tokens to name."""
+        """Return the largest number of outlying tokens that a report names."""
         return BYTES // ROW_BYTES if self.culprits is None else self.culprits
 
     @property

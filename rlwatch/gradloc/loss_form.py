@@ -185,12 +185,12 @@ class LossForm:
         return table[:, 0] - kl, kl
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the form as JSON values."""
+        """Return the formula of the loss with its weights as JSON values, which :meth:`from_plain` reads."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, body: Mapping[str, Any]) -> LossForm:
-        """Build the form from what :meth:`as_plain` returned."""
+        """Build the formula of the loss with its weights from ``body``, which :meth:`as_plain` returned."""
         return cls(**{**body, "shape": Shape(**body["shape"])})
 
 

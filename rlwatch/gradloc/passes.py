@@ -116,7 +116,7 @@ class Outputs:
     aux: Tensor | None = None
 
     def parts(self) -> dict[str, Tensor]:
-        """Return the outputs that exist, by name."""
+        """Return the outputs of the forward pass that exist: ``logp``, ``entropy``, ``aux`` -> tensor."""
         parts = {"logp": self.logp, "entropy": self.entropy, "aux": self.aux}
         return {name: part for name, part in parts.items() if part is not None}
 

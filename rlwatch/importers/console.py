@@ -89,8 +89,8 @@ class Bar:
 
     @property
     def may_count_steps(self) -> bool:
-        """Return True if this may be the trainer's own bar, which has no title (other bars are called ``Map:``,
-        ``Loading shards:``).
+        """Return True if this may be the trainer's own progress bar, which has no title (other bars are called
+        ``Map:``, ``Loading shards:``).
         """
         return not self.title or "train" in self.title.lower()
 
@@ -131,8 +131,8 @@ class _Waiting(Generic[T]):
 class StepClock(Generic[T]):
     """Assignment of steps to rows that hold none, from the progress bars printed around them.
 
-    It receives rows and bars in the order of the log, and returns rows with their step. A row that ``trains`` has its
-    own step; any other row is an evaluation and gets the step of the row before.
+    It receives rows and progress bars in the order of the log, and returns rows with their step. A row that ``trains``
+    has its own step; any other row is an evaluation and gets the step of the row before.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class PatternParser(LineParser):
             yield from self.finish()
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Yield the row that was held back."""
+        """Yield the row that was held back until the end of the log."""
         if self._metrics:
             self._rows += 1
             step = self._rows if self._numbered else self._step

@@ -61,11 +61,11 @@ class SwanLabIntake:
             self._frames.damage = ""
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Yield the last row."""
+        """Yield the row of the last step, at the end of the file."""
         yield from self._rows.finish()
 
     def cut(self) -> Iterator[ImportedRow]:
-        """Yield the last row of a file that was replaced."""
+        """Yield the row of the last step of a file that was replaced."""
         yield from self.finish()
 
     def _taken(self, scalar: Scalar) -> Iterator[ImportedRow]:

@@ -277,7 +277,7 @@ class TrlConsoleParser(LineParser):
         return epoch / before if 0 <= epoch < before else 0.0
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Yield the rows that still wait for their end or for a bar."""
+        """Yield the rows that still wait for the rest of their text, or for the progress bar that shows their step."""
         if self._held is not None:
             _, row, bar, line = self._held
             self._held = None

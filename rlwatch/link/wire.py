@@ -380,7 +380,7 @@ class HubAddress:
         return found
 
     def to_text(self) -> str:
-        """Return the address as JSON."""
+        """Return the address as JSON text, which :meth:`from_text` reads."""
         return json.dumps({"machine": self.machine, "hosts": self.hosts, "port": self.port, "token": self.token})
 
     @classmethod

@@ -382,7 +382,7 @@ class OpenStep:
         self._last = record
 
     def merge(self, record: StepRecord) -> None:
-        """Add another row of this step."""
+        """Add the metrics of another row of this step; a later value of a metric replaces an earlier one."""
         self._metrics.update(record.metrics)
         self._last = record
 

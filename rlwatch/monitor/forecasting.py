@@ -42,7 +42,7 @@ class Forecasts(Protocol):
     """Interface of a forecaster of one run: made anew for each attempt (process), causal, deterministic."""
 
     def update(self, step: ClosedStep) -> Forecast:
-        """Take the next closed step; return the forecast at it."""
+        """Take the next closed step of the run; return the forecast at this step."""
         ...
 
     def notice(self, event: Event) -> None:

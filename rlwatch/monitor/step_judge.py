@@ -196,7 +196,7 @@ class Lookback:
         """Beginning of the newest row: the next row mostly has the same names."""
 
     def add(self, step: ClosedStep) -> None:
-        """Take the next closed step."""
+        """Take the next closed step of the run as evidence of a diagnosis."""
         if self._names is not step.beginning:
             self._names = step.beginning
             self.measured.update(step.metrics)

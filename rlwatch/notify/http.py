@@ -233,7 +233,7 @@ def judge_status(status: int, headers: Mapping[str, str], now: float) -> Deliver
     Parameters
     ----------
     status, headers
-        Of the answer; names of headers in lower case.
+        Status and headers of the answer; names of headers in lower case.
     now
         Unix seconds, for a ``Retry-After`` that is a date.
     """

@@ -253,11 +253,11 @@ class ServiceNotifier:
         Address in apprise's notation (``slack://...``) or as the service gives it (``https://hooks.slack.com/...``).
         Treated as a secret: no part of it is ever shown.
     service
-        The service.
+        Description of the service.
     name
         Name of the channel.
     connect_s, read_s, total_s
-        As for :class:`rlwatch.notify.http.Courier`.
+        Time limits in seconds, as for :class:`rlwatch.notify.http.Courier`.
     clock
         Clock; None: the machine's.
 

@@ -128,7 +128,7 @@ class JudgeThread:
         self._wake.set()
 
     def hurry(self) -> None:
-        """Stop resting, because the run is ending. Takes no lock."""
+        """Judge without the rests that limit the use of the processor, because the run is ending. Takes no lock."""
         self._hurrying = True
 
     def end(self) -> None:

@@ -79,7 +79,9 @@ class Judge(Protocol):
         ...
 
     def hurry(self) -> None:
-        """Stop resting, because the run is ending. Takes no lock and never raises."""
+        """Judge without the rests that limit the use of the processor, because the run is ending. Takes no lock and
+        never raises.
+        """
         ...
 
     def end(self) -> None:

@@ -41,7 +41,7 @@ class StoreHooks:
         raise NotImplementedError("a store contract needs a fixture `store`")
 
     def reopen(self, store: Store) -> Store:
-        """Return the same store as another process would open it."""
+        """Return an object for the same store, opened anew as another process would open it."""
         return open_store(store.url)
 
 

@@ -301,9 +301,8 @@ class OpenRLHFRecorder:
 
 
 def taken_out(status: Any) -> dict[int, Any]:
-    """Remove the measurements of policy actors from ``status``, so that no other code sees them.
-
-    Return them by rank.
+    """Remove the measurements of policy actors from ``status``, so that no other code sees them; return rank ->
+    measurements.
     """
     if not isinstance(status, dict):
         return {}

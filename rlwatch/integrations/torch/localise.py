@@ -336,7 +336,7 @@ class LossPasses:
         return {}
 
     def forget(self) -> None:
-        """Drop the kept passes at the end of a step."""
+        """Drop the kept forward passes of the loss at the end of a step."""
         self._ran, self.missing = None, ""
         self.origin.forget()
         self.passes.clear()

@@ -325,7 +325,7 @@ class Collector:
     def gradients(self) -> Refused:
         """Measure the model's current gradients and learning rates, before the optimizer step.
 
-        Return the reason if not possible.
+        Return the reasons for measurements that are not possible, by the name of the input.
         """
         self._begin()
         self._rates = self.steps.error_boundary.attempt("learning rate", self.means.rates)

@@ -110,7 +110,7 @@ class TrainerLoop:
     scheduler: Any = None
 
     def look(self, args: Any, state: Any, control: Any, shown: Mapping[str, Any]) -> None:
-        """Keep the arguments of a callback.
+        """Keep the trainer's objects that a callback received as its arguments, for the handlers of commands.
 
         ``shown`` are its keyword arguments, with the optimizer and the scheduler.
         """

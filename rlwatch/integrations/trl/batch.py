@@ -277,7 +277,7 @@ class Generations:
         self._own: Any = None
 
     def sampled(self, own: Any) -> None:
-        """Note sampled completions.
+        """Note that completions were sampled, and which of their tokens the policy wrote.
 
         ``own`` is a mask (B, T) of the tokens written by the policy, or another value if there is none.
         """

@@ -303,7 +303,7 @@ class LossPassTap:
             self._passes.add(call.again, outputs, tokens, random=call.random, drew=drew, differentiable=other)
 
     def forget(self) -> None:
-        """Drop the kept passes of the step."""
+        """Drop the kept forward passes of the loss at the end of the step."""
         self._latest = None
         self._passes.clear()
 
