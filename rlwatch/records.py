@@ -33,7 +33,11 @@ class Severity(StrEnum):
     @property
     def rank(self) -> int:
         """Severity as a number for comparison: 0 for info, 1 for warning, 2 for critical."""
-        return ("info", "warning", "critical").index(self.value)
+        return _RANKS[self]
+
+
+_RANKS = {severity: rank for rank, severity in enumerate(Severity)}
+"""Rank of each severity, asked many times a row."""
 
 
 class Stage(StrEnum):
