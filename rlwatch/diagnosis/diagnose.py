@@ -513,8 +513,7 @@ def diagnose(
     """
     past = [e for e in events if e.step is None or at is None or e.step <= at]
     held = _held(findings, past, at, starts)
-    first_step = min((starts or {}).values(), default=None) if first_step is None else first_step
-    found = signs(held, begun=-math.inf if first_step is None else first_step + row_steps)
+    found = signs(held, begun=_begun(first_step, starts, row_steps))
     if not any(sign.bad for sign in found):
         return Diagnosis(why_not="no finding above info severity" if found else "nothing was found", at_step=at)
     given = Circumstances(found, max(SLACK, 2 * row_steps), past, source)
@@ -532,6 +531,12 @@ def _held(
     """Return the findings up to step ``at`` that no later attempt ran again, without those of forecasts."""
     reported = [f for f in findings if not f.stage.better and (at is None or f.step <= at)]
     return _without_forecasts(on_branch(reported, starts_of(reported, past) if starts is None else starts))
+
+
+def _begun(first_step: int | None, starts: Mapping[int, int] | None, row_steps: int) -> float:
+    """Return the step of the second row, up to which a state explains nothing that began later; -inf if unknown."""
+    first_step = min((starts or {}).values(), default=None) if first_step is None else first_step
+    return -math.inf if first_step is None else first_step + row_steps
 
 
 def _changed_settings(
