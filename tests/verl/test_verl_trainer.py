@@ -18,13 +18,14 @@ from verl.utils.tracking import Tracking
 
 import rlwatch
 from rlwatch.control.mailbox import PendingCommand
+from rlwatch.control.policy import RunHealth
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.checkpoints import read_facts
 from rlwatch.integrations.stages import tap_methods
 from rlwatch.integrations.verl import attach as hooks
 from rlwatch.integrations.verl import heartbeat
 from rlwatch.integrations.verl.compat import missing_parts
-from rlwatch.records import STAGES, Command, RunState
+from rlwatch.records import STAGES, Command, Finding, RunState, Severity
 from rlwatch.store.url import open_store
 
 
@@ -372,6 +373,24 @@ def test_lora_adapters_are_kept_too(make, policy):
 
     assert torch.equal(tiny.log_probs(again.worker, no_adapter=True), anchored)
     assert torch.equal(tiny.log_probs(again.worker), tiny.log_probs(trainer.worker))
+
+
+def test_a_rate_is_raised_in_place_of_the_lowered_one_whose_limit_no_longer_counts_but_not_in_a_collapse(make):
+    """Twice the schedule's, also after the step up to which it would have been lowered."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    rate = trainer.worker.actor.engine.optimizer.param_groups[0]["lr"]
+    assert send(driver, "lower-lr", scale=0.5, until=3).status == "done"
+    assert send(driver, "raise-lr", scale=2.0).status == "done"
+    trainer.step_to(4)
+    trainer.on_step_end()
+
+    assert trainer.worker.actor.engine.optimizer.param_groups[0]["lr"] == pytest.approx(2.0 * rate)
+    collapse = Finding("d", "entropy_collapse", Severity.CRITICAL, 4, 3, "it fell")
+    driver.run.health = lambda: RunHealth((collapse,))
+    assert "would speed the collapse up" in send(driver, "raise-lr", scale=3.0).result
+    driver.run.finish()
 
 
 def test_a_set_coefficient_and_a_lowered_rate_outlive_the_process(make):

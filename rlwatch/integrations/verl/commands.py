@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlwatch.control.policy import veto_reset_reference
+from rlwatch.control.policy import veto_raise_lr, veto_reset_reference
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.checkpoints import FACTS_FILE, ReferenceFacts, read_facts, why_none
@@ -110,6 +110,39 @@ class LowerLROnWorkers(OnWorkers):
         why = f"lowered until step {self._until}"
         return Command("", "", self.kind, {"scale": 1.0}, requested_by="rlwatch", why=why)
 
+    def replaced(self) -> None:
+        """Read the limit anew: another command has set the rate."""
+        self._until = None
+
+
+class RaiseLROnWorkers(OnWorkers):
+    """Handler of the command ``raise-lr`` in verl. It replaces what ``lower``, the handler of ``lower-lr``, has set.
+
+    ``error_boundary`` is the error boundary that leads to the run's health, for the veto during a collapse: workers
+    have no run.
+    """
+
+    def __init__(self, workers: Workers, lower: LowerLROnWorkers, error_boundary: ErrorBoundary) -> None:
+        super().__init__("raise-lr", workers)
+        self._lower = lower
+        self._error_boundary = error_boundary
+
+    def check(self, command: Command) -> None:
+        """Raise ``RLWatchError`` during a collapse unless ``command`` is forced, or with the reason of any rank that
+        refuses.
+        """
+        run = self._error_boundary.run
+        veto = None if run is None else veto_raise_lr(run.health(), force=command.force)
+        if veto is not None:
+            raise RLWatchError(veto)
+        super().check(command)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Raise the learning rate on every rank and return rank 0's report."""
+        report = super().__call__(command)
+        self._lower.replaced()
+        return report
+
 
 def handlers(
     trainer: Any, workers: Workers, checkpoints: Checkpoints, error_boundary: ErrorBoundary
@@ -119,9 +152,11 @@ def handlers(
     ``workers`` makes remote calls to all ranks, ``checkpoints`` saves, and ``error_boundary`` is the error boundary
     that leads to the run.
     """
+    lower = LowerLROnWorkers(workers)
     return [
         ResetOnWorkers(trainer, workers, checkpoints, error_boundary),
-        LowerLROnWorkers(workers),
+        lower,
+        RaiseLROnWorkers(workers, lower, error_boundary),
         SaveCheckpoint(checkpoints.save, checkpoints.kept, error_boundary),
         Stop(stopper(trainer, checkpoints)),
     ]

@@ -23,7 +23,7 @@ from rlwatch.integrations import megatron
 from rlwatch.integrations.commands import Settled, Timed
 from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.held_updates import Hold, SkipStep
-from rlwatch.integrations.learning_rate import LowerLR, Paced
+from rlwatch.integrations.learning_rate import LowerLR, Paced, RaiseLR
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.reference import clear_state, clearable
@@ -114,8 +114,10 @@ class Inside:
         self._saving = saving
         hold: CommandHandler = Hold(self._optimizers, error_boundary, lambda: self.step, dict)
         keeper = saving.keeper(self.holdings, error_boundary)
+        lower = LowerLR(self._paced, error_boundary)
         made: list[CommandHandler] = [
-            LowerLR(self._paced, error_boundary),
+            lower,
+            RaiseLR(lower, error_boundary),
             self.anchor,
             hold,
             SkipStep(self._optimizers, error_boundary),
