@@ -194,7 +194,7 @@ class Asking:
                 self._last.query_string = forwarded.page_info_changed.query_string
 
     def close(self) -> None:
-        """Stop waiting for messages of the page."""
+        """Stop waiting for messages of the page, because it was closed."""
         if self._coming is not None:
             self._coming.cancel()
 

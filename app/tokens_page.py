@@ -398,7 +398,9 @@ CURE_COLUMNS = (
 
 
 def show_rollup(report: LocalisationReport | None) -> None:
-    """Draw the tables of contributions and of recomputed interventions of a localised step, as far as it has them."""
+    """Draw the tables of a localised step: contributions to the gradient, and gradient norms recomputed with changes of
+    the loss, as far as known.
+    """
     if report is None:
         return
     units = [unit_row(unit) for unit in report.units]

@@ -94,7 +94,7 @@ def without_rule(tuning: Tuning, name: str) -> Tuning:
 
 
 def write_tuning(before: Tuning, after: Tuning) -> None:
-    """Replace the file ``before`` by ``after``, completely or not at all.
+    """Replace the rules file of a store as it was read (``before``) by ``after``, completely or not at all.
 
     Raises
     ------

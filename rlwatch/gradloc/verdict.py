@@ -101,9 +101,9 @@ class ResponseNorm:
     """One response of a step: its share of the gradient norm, and how many of its tokens are outliers.
 
     ``up`` and ``down`` are the sums of positive and negative contributions, ``top`` the largest absolute one, all as
-    shares of the norm (0 if nothing was attributed). ``pushed`` is the number of its coefficients that are not 0,
-    ``middle`` their median size. ``standing`` is the number of outliers, ``stood`` their summed size, and ``size`` the
-    summed size of all tokens. ``runs`` lists stretches of outliers: (first, last, tokens, size).
+    shares of the norm (0 if nothing was attributed). ``pushed`` is the number of the response's coefficients dL/dlogp
+    that are not 0, ``middle`` their median size. ``standing`` is the number of outliers, ``stood`` their summed size,
+    and ``size`` the summed size of all tokens. ``runs`` lists stretches of outliers: (first, last, tokens, size).
     """
 
     rank: int

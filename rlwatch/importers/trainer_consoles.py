@@ -108,7 +108,7 @@ class RollConsoleParser(LineParser):
         self._held: tuple[dict[str, float], int] | None = None
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """Yield the metrics held back if the line ``segment`` holds their step."""
+        """Yield the row of the metrics that were held back if the line ``segment`` holds their step."""
         step = _STEP.search(segment.text)
         if step is not None and self._held is not None:
             (metrics, line), self._held = self._held, None

@@ -89,7 +89,9 @@ class KeptReference:
         self._stored = None
 
     def moved(self) -> None:
-        """Note that the reference changed by other means than a command, so that the written file is outdated."""
+        """Note that the reference model changed by other means than a command, so that the file with its weights is
+        outdated.
+        """
         self._stored = None
 
     def save(self, checkpoint: Path, controller: Controller, step: int) -> None:

@@ -186,8 +186,8 @@ class StepNumbers:
 
 
 class Localiser:
-    """Recorder of the loss passes of the current step, which attributes the step's gradient to tokens if its norm
-    spikes.
+    """Recorder of the forward passes of the loss in the current step, which attributes the step's gradient to tokens if
+    its norm spikes.
 
     A step waits once for the device, to read the norm. A localised step costs what :class:`Localise` allows. With
     several ranks every rank creates a localiser and calls :meth:`check` at the same steps. If one rank fails, all ranks

@@ -147,7 +147,10 @@ class Adjust:
         """Values set last by a command; None while the trainer's own configuration is in force."""
 
     def values(self) -> Values:
-        """Return the present values. Raises ``RLWatchError`` with the reason if they cannot be changed."""
+        """Return the present values of the trainer's setting, by the names of the command's arguments.
+
+        Raises ``RLWatchError`` with the reason if the setting cannot be changed.
+        """
         return self._setting.read()
 
     def check(self, command: Command) -> None:

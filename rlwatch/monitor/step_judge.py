@@ -290,7 +290,9 @@ class Soundness:
         """The newest rows, judged."""
 
     def update(self, step: ClosedStep, holding: Sequence[Finding]) -> None:
-        """Judge the next closed step, given the findings that hold at it, and keep the result in ``rows``."""
+        """Judge whether the run is healthy at the next closed step, given the findings ``holding`` at it, and keep the
+        result in ``rows``.
+        """
         why_not = self._why_not(step, holding)
         if why_not or REWARD in step.metrics:  # a row without a reward is no evidence that all is well
             rewards, entropy = list(self._rewards), step.metrics.get(ENTROPY)

@@ -341,8 +341,8 @@ class Awaited:
         return True
 
     def opened(self) -> tuple[QueuedCall, Sequence[SpikeBatch]]:
-        """Merge the measurements of all ranks; return the step's metrics, and the batches of extreme tokens of each
-        rank.
+        """Merge the measurements of all ranks; return the step's metrics as a queued row, and the batches of extreme
+        tokens of each rank.
         """
         others = self.inbox.take(self.moment)
         metrics, spikes = self.parcel.merged(others)

@@ -184,9 +184,8 @@ def wanted(loggers: object) -> bool:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Return an OmegaConf configuration as dictionaries with resolved references.
-
-    A dictionary is returned unchanged.
+    """Return verl's OmegaConf configuration as dictionaries with resolved references; a dictionary is returned
+    unchanged.
     """
     if config is None or isinstance(config, dict):
         return config or {}
