@@ -28,21 +28,21 @@ GAP = "\u2003"
 """Separator of culprit tokens: an em space, because a dot represents a space within a token."""
 
 
-def show_culprits(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Draw one line on the newest localised gradient spike and a button to its tokens, if there is one.
+def newest_localised(run_id: str) -> Event | None:
+    """Return the event of the newest localised gradient spike, or None."""
+    localised = [event for event in queries.localised(run_id) if event.step is not None]
+    return localised[-1] if localised else None
 
-    ``go_to_tokens`` opens the page with the tokens of a step.
-    """
+
+def show_culprits(run_id: str) -> None:
+    """Draw one line on the newest localised gradient spike, if there is one."""
     with layout.readable("This run"):
-        localised = [event for event in queries.localised(run_id) if event.step is not None]
-        if not localised:
+        newest = newest_localised(run_id)
+        if newest is None:
             return
-        line, button = st.columns([8, 1.6], vertical_alignment="center", gap="medium")
-        newest = localised[-1]
         batches = queries.of_step(run_id, int(newest.step or 0))
-        line.html(joined(_line(newest, culprits_of([b for b in batches if b.attempt == newest.attempt]))))
-        if button.button("Tokens", key="tokens", icon=":material/text_fields:", width="stretch"):
-            go_to_tokens(run_id, int(newest.step or 0))
+        with st.container(key="culprits"):
+            st.html(joined(_line(newest, culprits_of([b for b in batches if b.attempt == newest.attempt]))))
 
 
 def _line(event: Event, culprits: Sequence[Token]) -> Markup:

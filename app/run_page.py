@@ -135,7 +135,7 @@ def since_fact(run: RunInfo, health: StatusWord) -> Markup:
     return el("span", f"since step {fmt.step(health.since)}{later}", cls="rl-since")
 
 
-def _bar(run: RunInfo, every: float | None, *, paused: bool) -> None:
+def _bar(run: RunInfo, every: float | None, go_to_tokens: GoToTokens, *, paused: bool) -> None:
     """Draw the verdict and the command buttons; the tooltip of a disabled button gives the reason."""
     with st.container(key="verdict"):
         _part(show_verdict, every, run.run_id)
@@ -144,6 +144,14 @@ def _bar(run: RunInfo, every: float | None, *, paused: bool) -> None:
             _rollback_button(run)
             _acknowledge_button(run)
             _report_button(run)
+            _tokens_button(run, go_to_tokens)
+
+
+def _tokens_button(run: RunInfo, go_to_tokens: GoToTokens) -> None:
+    """Draw the way to the tokens of the newest gradient spike, if one was localised."""
+    newest = run_history.newest_localised(run.run_id)
+    if newest is not None and st.button("Tokens", key="tokens", width="content"):
+        go_to_tokens(run.run_id, int(newest.step or 0))
 
 
 def _report_button(run: RunInfo) -> None:
@@ -301,9 +309,9 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     paused = pause_of(run, asked, time.time()) is not None
     commands.dialog_if_open(run)
     _part(show_head, every, run.run_id)
-    _bar(run, every, paused=paused)
+    _bar(run, every, go_to_tokens, paused=paused)
     _part(run_stages.show_stall, every, run.run_id)
-    _part(run_history.show_culprits, None, run.run_id, go_to_tokens)
+    _part(run_history.show_culprits, None, run.run_id)
     _part(rollouts_page.show_newest, every, run.run_id)
     _controls(run)
     charts_at, drawer_at = st.columns([3.4, 1], gap="medium")
