@@ -47,25 +47,27 @@ DELIVERY_LOOK = {
 }
 
 
-def matching(dockets: Sequence[IncidentRecord], choice: str) -> list[IncidentRecord]:
-    """Return the incidents in ``dockets`` that match ``choice``, one of :data:`CHOICES`."""
+def matching(incident_records: Sequence[IncidentRecord], choice: str) -> list[IncidentRecord]:
+    """Return the incidents in ``incident_records`` that match ``choice``, one of :data:`CHOICES`."""
     if choice == HEARTBEATS:
-        return [docket for docket in dockets if docket.incident.heartbeat]
-    found = [docket for docket in dockets if not docket.incident.heartbeat]
+        return [record for record in incident_records if record.incident.heartbeat]
+    found = [record for record in incident_records if not record.incident.heartbeat]
     if choice == "firing":
-        return [docket for docket in found if docket.open]
+        return [record for record in found if record.open]
     if choice == "undelivered":
         return [d for d in found if any(m.status is not OutboxStatus.SENT for m in d.messages)]
     return found
 
 
-def headline(dockets: Sequence[IncidentRecord]) -> str:
-    """Return the headline of the page for the incidents ``dockets``, as ``2 incidents firing, 1 acknowledged``."""
-    firing = [docket for docket in dockets if docket.open and not docket.incident.heartbeat]
+def headline(incident_records: Sequence[IncidentRecord]) -> str:
+    """Return the headline of the page for the incidents ``incident_records``, as ``2 incidents firing, 1
+    acknowledged``.
+    """
+    firing = [record for record in incident_records if record.open and not record.incident.heartbeat]
     if not firing:
         return "No firing incidents"
     quiet = (IncidentState.ACKNOWLEDGED, IncidentState.SNOOZED, IncidentState.SILENCED)
-    counts = [(standing, sum(docket.standing is standing for docket in firing)) for standing in quiet]
+    counts = [(standing, sum(record.standing is standing for record in firing)) for standing in quiet]
     return ", ".join(
         [f"{fmt.plural(len(firing), 'incident')} firing", *(f"{count} {what}" for what, count in counts if count)]
     )
@@ -77,43 +79,43 @@ def silence_words(silence: Silence, now: float) -> str:
     return fmt.shorten(f"{matchers(silence)} for {left} more, by {silence.by}: {silence.why}", 300)
 
 
-def incident_row(docket: IncidentRecord, now: float, *, may_take: bool) -> table.TableRow:
-    """Return the incident ``docket`` as a row of the table with :data:`INCIDENT_COLUMNS`.
+def incident_row(record: IncidentRecord, now: float, *, may_take: bool) -> table.TableRow:
+    """Return the incident ``record`` as a row of the table with :data:`INCIDENT_COLUMNS`.
 
     ``now``: Unix seconds. ``may_take``: the user may acknowledge the incident.
     """
-    incident, run = docket.incident, docket.run
+    incident, run = record.incident, record.run
     project, name = ("", "") if run is None else (run.project, run.name)
-    lead, quiet = incident.lead, docket.standing is not IncidentState.FIRING
+    lead, quiet = incident.lead, record.standing is not IncidentState.FIRING
     symptoms = [each for each in dict.fromkeys(fmt.words(a.kind) for a in incident.symptoms) if each]
     return table.TableRow(
         cells=[
             table.severity(incident.severity),
-            table.text(docket.standing.value, quiet=quiet, title="; ".join(dict.fromkeys(docket.quiet.values()))),
+            table.text(record.standing.value, quiet=quiet, title="; ".join(dict.fromkeys(record.quiet.values()))),
             table.run_link(incident.run_id, project, name),
             table.link(
                 message_words(lead), f"alerts?incident={lead.alert_id}", OPENS + lead.alert_id, fmt.words(lead.kind)
             ),
             table.text(fmt.step(incident.onset_step), title=resolved_words(lead)),
             table.text(fmt.shorten(", ".join(symptoms), 160), quiet=True),
-            table.text(fmt.shorten(", ".join(dict.fromkeys(a.by for a in docket.acknowledgements)), 60)),
-            delivery(docket.messages),
+            table.text(fmt.shorten(", ".join(dict.fromkeys(a.by for a in record.acknowledgements)), 60)),
+            delivery(record.messages),
             table.text(fmt.age(incident.fired_at, now)),
-            acknowledge_cell(docket) if may_take else table.text(""),
+            acknowledge_cell(record) if may_take else table.text(""),
         ],
         opens="",
         quiet=quiet,
     )
 
 
-def acknowledge_cell(docket: IncidentRecord) -> table.Cell:
-    """Return a table cell with a link that acknowledges the incident ``docket``; empty if it is resolved or
+def acknowledge_cell(record: IncidentRecord) -> table.Cell:
+    """Return a table cell with a link that acknowledges the incident ``record``; empty if it is resolved or
     acknowledged.
     """
-    taken = docket.standing is IncidentState.ACKNOWLEDGED
-    if not docket.open or taken:
+    taken = record.standing is IncidentState.ACKNOWLEDGED
+    if not record.open or taken:
         return table.text("")
-    return table.link("acknowledge", "alerts", ACKNOWLEDGE + docket.incident.lead.alert_id)
+    return table.link("acknowledge", "alerts", ACKNOWLEDGE + record.incident.lead.alert_id)
 
 
 def resolved_words(alert: Alert) -> str:
@@ -148,16 +150,16 @@ def page(go_to_run: GoToRun) -> None:
 def _body(go_to_run: GoToRun) -> None:
     with layout.readable():
         now = time.time()
-        dockets = queries.dockets(now)
+        incident_records = queries.incident_records(now)
         head, store = st.columns([3, 2], vertical_alignment="bottom")
-        head.html(el("div", headline(dockets), cls="rl-head"))
+        head.html(el("div", headline(incident_records), cls="rl-head"))
         with store:
-            layout.store_line(_counted(dockets))
+            layout.store_line(_counted(incident_records))
         _silences(now)
-        if not dockets:
+        if not incident_records:
             st.caption("No alerts yet. See Rules for what fires an alert.")
             return
-        shown = matching(dockets, _choice())
+        shown = matching(incident_records, _choice())
         may_take = layout.principal().may_command
         opened = table.show("alerts", INCIDENT_COLUMNS, [incident_row(d, now, may_take=may_take) for d in shown])
         if opened is not None and opened.startswith((OPENS, ACKNOWLEDGE)):
@@ -167,10 +169,10 @@ def _body(go_to_run: GoToRun) -> None:
             go_to_run(opened)
 
 
-def _counted(dockets: Sequence[IncidentRecord]) -> str:
-    beats = sum(docket.incident.heartbeat for docket in dockets)
+def _counted(incident_records: Sequence[IncidentRecord]) -> str:
+    beats = sum(record.incident.heartbeat for record in incident_records)
     quiet = f" · {fmt.plural(beats, 'run')} silent or crashed" if beats else ""
-    return fmt.plural(len(dockets) - beats, "incident") + quiet
+    return fmt.plural(len(incident_records) - beats, "incident") + quiet
 
 
 def _silences(now: float) -> None:
@@ -238,25 +240,25 @@ def dialog_if_open() -> None:
     if not alert_id:
         return
     st.session_state[OPEN] = alert_id
-    found = [d for d in queries.dockets(time.time()) if any(a.alert_id == alert_id for a in d.incident.alerts)]
+    found = [d for d in queries.incident_records(time.time()) if any(a.alert_id == alert_id for a in d.incident.alerts)]
     if found:
         st.dialog("Incident", width="large", on_dismiss=close_incident)(_dialog)(found[0])
 
 
-def _dialog(docket: IncidentRecord) -> None:
-    incident = docket.incident
-    st.html(joined(subject(docket)))
-    st.html(joined(alerts_list(docket)))
+def _dialog(record: IncidentRecord) -> None:
+    incident = record.incident
+    st.html(joined(subject(record)))
+    st.html(joined(alerts_list(record)))
     delivery, done = st.columns(2)
-    delivery.html(joined(delivery_list(docket)))
-    done.html(joined(history_list(docket.audit, time.time())))
-    if not docket.open:
+    delivery.html(joined(delivery_list(record)))
+    done.html(joined(history_list(record.audit, time.time())))
+    if not record.open:
         st.caption("No longer firing. You can still leave a note.")
     chosen = st.segmented_control(
-        "Action", ACTS if docket.open else ACTS[3:], default=None if docket.open else ACTS[3], key="act",
+        "Action", ACTS if record.open else ACTS[3:], default=None if record.open else ACTS[3], key="act",
         label_visibility="collapsed",
-    ) or (ACTS[0] if docket.open else ACTS[3])  # fmt: skip
-    {"Acknowledge": _acknowledge, "Snooze": _snooze, "Silence": _silence, "Note": _note}[chosen](docket)
+    ) or (ACTS[0] if record.open else ACTS[3])  # fmt: skip
+    {"Acknowledge": _acknowledge, "Snooze": _snooze, "Silence": _silence, "Note": _note}[chosen](record)
     if not layout.principal().may_command:
         st.caption(layout.LOOK_ONLY)
     close, leave = st.columns([1, 1])
@@ -266,18 +268,18 @@ def _dialog(docket: IncidentRecord) -> None:
     leave.link_button("Open run", f"run?{urlencode({'run': incident.run_id})}", width="stretch")
 
 
-def subject(docket: IncidentRecord) -> Markup:
-    """Return the head of the incident ``docket`` as HTML: run, alerts, severity, onset, status and most likely
+def subject(record: IncidentRecord) -> Markup:
+    """Return the head of the incident ``record`` as HTML: run, alerts, severity, onset, status and most likely
     cause.
     """
-    incident, run = docket.incident, docket.run
+    incident, run = record.incident, record.run
     project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
     name = fmt.shorten((run.name if run else "") or incident.run_id, 240)
     facts = [
-        _severity(incident.lead if incident.lead.severity is incident.severity else incident.alerts[0], docket),
+        _severity(incident.lead if incident.lead.severity is incident.severity else incident.alerts[0], record),
         el("span", fmt.words(incident.lead.kind)),
         el("span", f"since step {fmt.step(incident.onset_step)}"),
-        el("span", docket.standing.value),
+        el("span", record.standing.value),
         el("span", f"rule {fmt.shorten(incident.lead.rule, 40)}"),
     ]
     parts = [el("div", project, name, cls="rl-family"), el("div", *facts, cls="rl-facts")]
@@ -288,19 +290,19 @@ def subject(docket: IncidentRecord) -> Markup:
     return joined(*parts)
 
 
-def _severity(alert: Alert, docket: IncidentRecord) -> Markup:
-    look = LOOKS[SEVERITY_WORD[docket.incident.severity if alert is docket.incident.lead else alert.severity]]
+def _severity(alert: Alert, record: IncidentRecord) -> Markup:
+    look = LOOKS[SEVERITY_WORD[record.incident.severity if alert is record.incident.lead else alert.severity]]
     shape = el("span", look.shape, style=f"color:{look.colour}")
     return el("span", shape, f" {alert.severity.value}", cls="rl-word")
 
 
-def alerts_list(docket: IncidentRecord) -> Markup:
-    """Return the alerts of the incident ``docket`` as an HTML list with message, onset, status and numbers."""
+def alerts_list(record: IncidentRecord) -> Markup:
+    """Return the alerts of the incident ``record`` as an HTML list with message, onset, status and numbers."""
     items = []
-    for alert in docket.incident.alerts:
+    for alert in record.incident.alerts:
         look = LOOKS[SEVERITY_WORD[alert.severity]]
         shape = el("span", f"{look.shape} ", style=f"color:{look.colour}")
-        facts = " · ".join(filter(None, _facts(alert, docket)))
+        facts = " · ".join(filter(None, _facts(alert, record)))
         items.append(
             el(
                 "li",
@@ -312,26 +314,26 @@ def alerts_list(docket: IncidentRecord) -> Markup:
     return joined(el("ul", *items, cls="rl-plain"))
 
 
-def _facts(alert: Alert, docket: IncidentRecord) -> list[str]:
+def _facts(alert: Alert, record: IncidentRecord) -> list[str]:
     over = alert.state is AlertState.RESOLVED
     ended = f"resolved at step {fmt.step(alert.resolved_step)}" if over and alert.resolved_step is not None else ""
-    state = "unresolved" if alert.state is AlertState.FIRING and not docket.goes_on else alert.state.value
+    state = "unresolved" if alert.state is AlertState.FIRING and not record.goes_on else alert.state.value
     return [
         f"since step {fmt.step(alert.onset_step)}",
         ended or state,
-        docket.quiet.get(alert.alert_id, ""),
+        record.quiet.get(alert.alert_id, ""),
         alert.reason,
     ]
 
 
-def delivery_list(docket: IncidentRecord) -> Markup:
-    """Return the notifications of the incident ``docket`` as an HTML list with channel, message and delivery status."""
+def delivery_list(record: IncidentRecord) -> Markup:
+    """Return the notifications of the incident ``record`` as an HTML list with channel, message and delivery status."""
     title = el("div", "Delivery", cls="rl-panel")
-    if not docket.messages:
+    if not record.messages:
         return joined(title, el("div", "not sent", cls="rl-quiet"))
     lines = [
         el("li", el("b", fmt.shorten(message.channel, 40)), f" {_event(message)}: {delivery_words(message)}")
-        for message in docket.messages
+        for message in record.messages
     ]
     return joined(title, el("ul", *lines, cls="rl-plain"))
 
@@ -386,7 +388,7 @@ def delivery_words(message: OutboxMessage) -> str:
 # The forms, one for each action.
 
 
-def _acknowledge(docket: IncidentRecord) -> None:
+def _acknowledge(record: IncidentRecord) -> None:
     st.caption("Stops reminders and escalation unless the incident gets worse. Its resolution is still sent.")
     why = st.text_input(
         "What are you doing about it?", key="take-why", max_chars=300, placeholder="visible to everyone"
@@ -398,7 +400,7 @@ def _acknowledge(docket: IncidentRecord) -> None:
         lambda: (
             acts.acknowledge_all(
                 queries.store(),
-                docket.incident.firing or docket.incident.alerts[:1],
+                record.incident.firing or record.incident.alerts[:1],
                 by=layout.principal(),
                 why=why or "",
             ).by
@@ -407,7 +409,7 @@ def _acknowledge(docket: IncidentRecord) -> None:
     )
 
 
-def _snooze(docket: IncidentRecord) -> None:
+def _snooze(record: IncidentRecord) -> None:
     st.caption(
         "Sends nothing for this time unless the incident gets worse. Alerts that still fire afterwards are sent then."
     )
@@ -418,15 +420,15 @@ def _snooze(docket: IncidentRecord) -> None:
         "snooze",
         "The incident was not snoozed.",
         lambda: (
-            acts.snooze(queries.store(), docket.incident.alerts, by=layout.principal(), length=length, why=why or "").by
+            acts.snooze(queries.store(), record.incident.alerts, by=layout.principal(), length=length, why=why or "").by
         ),
         "Snoozed by {}",
     )
 
 
-def _silence(docket: IncidentRecord) -> None:
-    run, lead = docket.run, docket.incident.lead
-    name = (run.name if run else "") or docket.incident.run_id
+def _silence(record: IncidentRecord) -> None:
+    run, lead = record.run, record.incident.lead
+    name = (run.name if run else "") or record.incident.run_id
     offered = acts.scopes(lead, fmt.shorten(name, 60), run.project if run else "", fmt.words(lead.kind))
     st.caption(
         "Sends nothing for matching alerts, new and critical ones included, until the silence ends. "
@@ -444,13 +446,13 @@ def _silence(docket: IncidentRecord) -> None:
     )
 
 
-def _note(docket: IncidentRecord) -> None:
+def _note(record: IncidentRecord) -> None:
     text = st.text_area("Note", key="note-text", max_chars=2000, placeholder="visible to everyone")
     _send(
         "Add note",
         "note",
         "The note was not saved.",
-        lambda: acts.note(queries.store(), docket.incident.lead, by=layout.principal(), text=text or "").by,
+        lambda: acts.note(queries.store(), record.incident.lead, by=layout.principal(), text=text or "").by,
         "Note added by {}",
     )
 

@@ -64,13 +64,13 @@ __all__ = [
     "completions",
     "culprits",
     "diagnosis",
-    "dockets",
     "events",
     "extents",
     "far_out",
     "findings",
     "forecast_of_run",
     "forecast_record",
+    "incident_records",
     "last_values",
     "localised",
     "metric_names",
@@ -190,9 +190,11 @@ def policy() -> AlertingConfig:
         return AlertingConfig()
 
 
-def dockets(now: float) -> list[IncidentRecord]:
+def incident_records(now: float) -> list[IncidentRecord]:
     """Return all incidents with assignee and notifications at ``now`` (Unix seconds), the one that fired last first."""
-    return incidents.dockets(store(), policy(), now, diagnose=lambda run: _diagnosed(store_url(), version(run)))
+    return incidents.incident_records(
+        store(), policy(), now, diagnose=lambda run: _diagnosed(store_url(), version(run))
+    )
 
 
 @st.cache_data(show_spinner=False, max_entries=500)

@@ -214,7 +214,7 @@ class IncidentRecord:
         return tuple(entry for entry in self.audit if entry.act == "note")
 
 
-def dockets(
+def incident_records(
     store: Store,
     policy: AlertingConfig,
     now: float,
@@ -229,9 +229,9 @@ def dockets(
     """
     runs = {run.run_id: run for run in store.runs()}
     alerts = store.alerts(run_id)
-    desk = _Desk(store, runs, run_id, diagnose)
+    reader = _IncidentReader(store, runs, run_id, diagnose)
     silences = [silence for silence in store.silences() if silence.created_at <= now < silence.until]
-    quiet = quiet_reasons(alerts, policy, now, runs=runs, acknowledgements=desk.acknowledgements, silences=silences)
+    quiet = quiet_reasons(alerts, policy, now, runs=runs, acknowledgements=reader.acknowledgements, silences=silences)
     by_run: dict[str, list[Alert]] = {}
     for alert in alerts:
         run = runs.get(alert.run_id)
@@ -239,14 +239,14 @@ def dockets(
         if alert.fired_at is not None or (live and alert.state is not AlertState.RESOLVED):
             by_run.setdefault(alert.run_id, []).append(alert)
     found = [
-        desk.docket(incident, quiet, silences, policy)
+        reader.record(incident, quiet, silences, policy)
         for each, own in by_run.items()
-        for incident in incidents_of(own, lambda each=each: desk.diagnosis(each))  # type: ignore[misc]
+        for incident in incidents_of(own, lambda each=each: reader.diagnosis(each))  # type: ignore[misc]
     ]
-    return sorted(found, key=lambda docket: -(docket.incident.fired_at or float("inf")))
+    return sorted(found, key=lambda record: -(record.incident.fired_at or float("inf")))
 
 
-class _Desk:
+class _IncidentReader:
     """All messages and audit entries about alerts, by alert."""
 
     def __init__(
@@ -274,7 +274,7 @@ class _Desk:
         except StoreError:
             return None  # they are grouped by their steps alone
 
-    def docket(
+    def record(
         self, incident: Incident, quiet: Mapping[str, str], silences: Sequence[Silence], policy: AlertingConfig
     ) -> IncidentRecord:
         run = self._runs.get(incident.run_id)
@@ -283,7 +283,7 @@ class _Desk:
         labels = {alert.rule: _labels(policy, alert.rule) for alert in incident.alerts}
         mine = [s for s in silences if any(silence_matches(s, a, run, labels[a.rule]) for a in incident.alerts)]
         entries = [entry for alert_id in ids for entry in self._audit.get(alert_id, ())]
-        docket = IncidentRecord(
+        record = IncidentRecord(
             incident,
             run,
             quiet={alert_id: quiet[alert_id] for alert_id in ids if alert_id in quiet},
@@ -292,7 +292,7 @@ class _Desk:
             silences=tuple(mine),
             audit=tuple(sorted(entries, key=lambda entry: entry.at)),
         )
-        return replace(docket, standing=standing_of(incident, quiet, goes_on=docket.goes_on))
+        return replace(record, standing=standing_of(incident, quiet, goes_on=record.goes_on))
 
 
 def _labels(policy: AlertingConfig, name: str) -> Mapping[str, str]:

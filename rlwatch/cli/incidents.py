@@ -47,10 +47,10 @@ def incidents(
 ) -> None:
     """List incidents, newest first: related alerts as one row, with state and assignee."""
     with opened(store) as source:
-        every = _dockets(source, None if run is None else find_run(source, run).run_id, config)
-    found = [docket for docket in every if heartbeats or not docket.incident.heartbeat]
+        every = _incident_records(source, None if run is None else find_run(source, run).run_id, config)
+    found = [record for record in every if heartbeats or not record.incident.heartbeat]
     if output is OutputFormat.JSON:
-        print_json([incident_row(docket) for docket in found])
+        print_json([incident_row(record) for record in found])
         return
     if found:
         print_table(
@@ -60,7 +60,7 @@ def incidents(
                 "who",
                 "delivery",
             ],
-            [_cells(docket) for docket in found],
+            [_cells(record) for record in found],
         )
     else:
         print_text("no incidents")
@@ -119,29 +119,29 @@ def incident_record(store: Store, reference: str, config: Path | None) -> Incide
     from rlwatch.errors import ConfigError
 
     alert = find_alert(store.alerts(), reference)
-    found = _dockets(store, alert.run_id, config)
+    found = _incident_records(store, alert.run_id, config)
     mine = [d for d in found if any(each.alert_id == alert.alert_id for each in d.incident.alerts)]
     if not mine:
         raise ConfigError(f"alert {alert.alert_id} never fired, so it has no incident")
     return mine[0]
 
 
-def _dockets(store: Store, run_id: str | None, config: Path | None) -> list[IncidentRecord]:
+def _incident_records(store: Store, run_id: str | None, config: Path | None) -> list[IncidentRecord]:
     from rlwatch.alerts.config import load_config
-    from rlwatch.alerts.incidents import dockets
+    from rlwatch.alerts.incidents import incident_records
 
     policy = load_config(config, store_root=getattr(store, "root", None)).policy
-    return dockets(store, policy, SystemClock().now(), run_id=run_id)
+    return incident_records(store, policy, SystemClock().now(), run_id=run_id)
 
 
-def incident_row(docket: IncidentRecord) -> dict[str, JSON]:
+def incident_row(record: IncidentRecord) -> dict[str, JSON]:
     """Return the incident and its state, alerts, acknowledgements and deliveries as plain values for JSON."""
-    incident = docket.incident
+    incident = record.incident
     cause = incident.cause
     row = {
         "incident": incident.lead.alert_id,
         "run_id": incident.run_id,
-        "state": docket.standing.value,
+        "state": record.standing.value,
         "severity": incident.severity.value,
         "kind": incident.lead.kind,
         "onset_step": incident.onset_step,
@@ -149,29 +149,29 @@ def incident_row(docket: IncidentRecord) -> dict[str, JSON]:
         "heartbeat": incident.heartbeat,
         "cause": None if cause is None else {"kind": cause.kind, "title": cause.title, "sure": cause.sure.value},
         "alerts": [plain(alert) for alert in incident.alerts],
-        "quiet": dict(docket.quiet),
-        "acknowledgements": [plain(each) for each in docket.acknowledgements],
-        "silences": [plain(each) for each in docket.silences],
-        "audit": [plain(each) for each in docket.audit],
-        "delivery": delivery_of(docket.messages),
+        "quiet": dict(record.quiet),
+        "acknowledgements": [plain(each) for each in record.acknowledgements],
+        "silences": [plain(each) for each in record.silences],
+        "audit": [plain(each) for each in record.audit],
+        "delivery": delivery_of(record.messages),
     }
     return dict(row)
 
 
-def _cells(docket: IncidentRecord) -> list[Cell]:
-    incident = docket.incident
+def _cells(record: IncidentRecord) -> list[Cell]:
+    incident = record.incident
     symptoms = ", ".join(dict.fromkeys(words(alert.kind) for alert in incident.symptoms))
-    who = ", ".join(dict.fromkeys(each.by for each in docket.acknowledgements))
+    who = ", ".join(dict.fromkeys(each.by for each in record.acknowledgements))
     return [
         incident.lead.alert_id,
-        (docket.standing.value, STATUS_STYLES.get(docket.standing.value, "")),
+        (record.standing.value, STATUS_STYLES.get(record.standing.value, "")),
         severity_cell(incident.severity.value),
         incident.run_id,
         one_line(incident.lead.message, 80),
         step(incident.onset_step),
         one_line(symptoms, 60),
         one_line(who, 30),
-        delivery_cell(delivery_of(docket.messages)),
+        delivery_cell(delivery_of(record.messages)),
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from dispatch_examples import CRITICAL, FIRING, NOON, RESOLVED, WARNING, Office, alert
 
 from rlwatch.alerts import silencing
-from rlwatch.alerts.incidents import NEAR, IncidentState, dockets, incidents_of, standing_of
+from rlwatch.alerts.incidents import NEAR, IncidentState, incident_records, incidents_of, standing_of
 from rlwatch.alerts.matching import silence_of
 from rlwatch.alerts.rules import Rule
 from rlwatch.diagnosis import Cause, Confidence, Diagnosis
@@ -99,9 +99,9 @@ def test_a_snooze_keeps_its_alerts_back_for_a_while_unless_they_get_worse():
     assert [(entry.by, entry.act, entry.alert_id) for entry in office.store.audit("run")] == [
         ("ann", "snooze", alert().alert_id)
     ]
-    [docket] = dockets(office.store, office.policy, NOON + 1.0)
-    assert (docket.standing, docket.silences) == (IncidentState.SNOOZED, (snoozed,))
-    assert dockets(office.store, office.policy, NOON + 3600.0)[0].standing is IncidentState.FIRING
+    [record] = incident_records(office.store, office.policy, NOON + 1.0)
+    assert (record.standing, record.silences) == (IncidentState.SNOOZED, (snoozed,))
+    assert incident_records(office.store, office.policy, NOON + 3600.0)[0].standing is IncidentState.FIRING
     office.publish(alert(severity=CRITICAL))
     assert [message.payload["event"] for message in office.store.outbox()] == ["firing", "escalated"]
 
@@ -129,13 +129,13 @@ def test_notes_and_what_was_done_stand_at_the_incident():
     silencing.acknowledge(office.store, alert(), by="ann", why="mine", clock=office.clock)
     office.clock.advance(1.0)
     silencing.note(office.store, alert("reward_drop"), by="bob", text=" the judge was down ", clock=office.clock)
-    [docket] = dockets(office.store, office.policy, NOON)
+    [record] = incident_records(office.store, office.policy, NOON)
 
-    assert [(entry.by, entry.act, entry.text) for entry in docket.audit] == [
+    assert [(entry.by, entry.act, entry.text) for entry in record.audit] == [
         ("ann", "acknowledge", "mine"),
         ("bob", "note", "the judge was down"),
     ]
-    assert [note.text for note in docket.notes] == ["the judge was down"]
+    assert [note.text for note in record.notes] == ["the judge was down"]
     for text in ("  ", "x" * 2001):
         with pytest.raises(ConfigError, match="a note"):
             silencing.note(office.store, alert(), by="bob", text=text)
@@ -160,9 +160,9 @@ def test_an_incident_of_a_run_that_ended_or_cannot_be_read_is_listed():
     writer = office.store.open_run(RunInfo("run"))
     writer.finish(RunState.FINISHED, "", NOON)
     writer.close()
-    [docket] = dockets(office.store, office.policy, NOON)
+    [record] = incident_records(office.store, office.policy, NOON)
 
-    assert (docket.standing, docket.open, docket.run.run_id) == (IncidentState.UNRESOLVED, False, "run")
+    assert (record.standing, record.open, record.run.run_id) == (IncidentState.UNRESOLVED, False, "run")
 
 
 def test_a_message_is_silenced_only_if_all_it_tells_of_is():

@@ -21,7 +21,7 @@ STATES = tuple(AlertState)
 THIN = "\u202f"
 
 
-def docket(state=AlertState.FIRING, run_state=RunState.RUNNING, standing=None, known=True, **more):
+def record(state=AlertState.FIRING, run_state=RunState.RUNNING, standing=None, known=True, **more):
     run = replace(LIVE, state=run_state) if known else None
     made = IncidentRecord(incidents_of([alert(state=state, **more)])[0], run)
     return replace(made, standing=standing or standing_of(made.incident, {}, goes_on=made.goes_on))
@@ -30,7 +30,7 @@ def docket(state=AlertState.FIRING, run_state=RunState.RUNNING, standing=None, k
 @pytest.mark.parametrize(("state", "run_state", "known"), list(product(STATES, tuple(RunState), [True, False])))
 def test_an_incident_fires_while_its_run_goes_on(state, run_state, known):
     """Of a run that cannot be read nobody knows that it ended; what ended firing is unresolved, for good."""
-    one = docket(state, run_state, known=known)
+    one = record(state, run_state, known=known)
     goes_on = not known or run_state is RunState.RUNNING
     pending = state is AlertState.PENDING
 
@@ -44,12 +44,12 @@ def test_only_an_incident_that_somebody_took_on_needs_no_link_any_more(standing)
     """One that is silenced may be taken on, too."""
     taken = standing is IncidentState.ACKNOWLEDGED
 
-    assert alerts_page.acknowledge_cell(docket(standing=standing)).get("text") == ("" if taken else "acknowledge")
+    assert alerts_page.acknowledge_cell(record(standing=standing)).get("text") == ("" if taken else "acknowledge")
 
 
 def test_what_does_not_fire_cannot_be_taken_on():
     """It says when it was over."""
-    over = docket(AlertState.RESOLVED, resolved_step=4900)
+    over = record(AlertState.RESOLVED, resolved_step=4900)
 
     assert alerts_page.acknowledge_cell(over)["text"] == ""
     assert alerts_page.resolved_words(over.incident.lead) == f"resolved at step 4{THIN}900"
@@ -58,7 +58,7 @@ def test_what_does_not_fire_cannot_be_taken_on():
 @given(st.lists(st.tuples(st.sampled_from(STATES), st.sampled_from([None, *QUIET])), max_size=6))
 def test_the_headline_counts_what_fires_and_what_was_done_about_it(parts):
     """In words that agree in number."""
-    listed = [docket(state, standing=standing) for state, standing in parts]
+    listed = [record(state, standing=standing) for state, standing in parts]
     firing = [standing for state, standing in parts if state is AlertState.FIRING]
     noun = "incident" if len(firing) == 1 else "incidents"
     counts = [(what, firing.count(what)) for what in QUIET[:3]]

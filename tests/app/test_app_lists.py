@@ -124,15 +124,15 @@ def test_links_escape_what_an_address_cannot_hold():
     assert table.run_link("a b&c=ü", "p", "n")["href"] == "run?run=a+b%26c%3D%C3%BC"
 
 
-def docket(one=None, run_state=RunState.RUNNING, messages=()):
+def record(one=None, run_state=RunState.RUNNING, messages=()):
     one = one or alert()
     return IncidentRecord(incidents_of([one])[0], run("run-1", state=run_state), messages=tuple(messages))
 
 
 def test_an_incident_of_a_run_that_ended_does_not_fire_for_ever():
     """It was never resolved, and concerns nobody now."""
-    assert alerts_page.headline([docket(run_state=RunState.FINISHED)]) == "No firing incidents"
-    assert alerts_page.headline([docket()]) == "1 incident firing"
+    assert alerts_page.headline([record(run_state=RunState.FINISHED)]) == "No firing incidents"
+    assert alerts_page.headline([record()]) == "1 incident firing"
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_the_worst_delivery_is_shown_and_all_are_listed():
 
 def test_choices_narrow_the_list():
     """All, firing, undelivered."""
-    dead = docket(alert(kind="x"), messages=[message("run-1-x", OutboxStatus.DEAD)])
-    over = docket(replace(alert(), state=AlertState.RESOLVED))
-    silent = docket(alert(kind="run_silent"))
+    dead = record(alert(kind="x"), messages=[message("run-1-x", OutboxStatus.DEAD)])
+    over = record(replace(alert(), state=AlertState.RESOLVED))
+    silent = record(alert(kind="run_silent"))
     assert alerts_page.matching([dead, over, silent], "all") == [dead, over]
     assert alerts_page.matching([dead, over, silent], "silent or crashed") == [silent]
     assert alerts_page.matching([dead, over], "firing") == [dead]
