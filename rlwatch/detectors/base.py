@@ -281,6 +281,7 @@ class DetectorSet:
         self._detectors = tuple(one for one in self._detectors if one is not detector)
         self._types = tuple(map(type, self._detectors))
         self._known = None
+        self._awake = [each for each in self._awake if each[0] is not detector]
         log_message(logging.WARNING, "detector %s %s; other detectors continue", detector.name, reason)
 
     @staticmethod

@@ -11,7 +11,7 @@ from rlwatch.detectors.registry import default_detectors
 from rlwatch.metrics import BY_NAME
 from rlwatch.monitor import Monitor
 from rlwatch.monitor.forecasting import forecaster_for
-from rlwatch.records import ClosedStep, StepRecord
+from rlwatch.records import ClosedStep, Severity, StepRecord
 from rlwatch.stats import Hold, Ranked, Window
 from rlwatch.testing.detector_contract import whole_run
 
@@ -78,6 +78,34 @@ def test_most_detectors_take_calm_rows_at_once():
 
     reading = [one for one in detectors if set(one.reads) & LEVELS.keys()]
     assert sum(judged[one.name] <= 128 for one in reading) >= len(reading) // 2
+
+
+class FailsAt(BaseDetector):
+    """Raises at one step, and reports every other row, so that a row after it would show."""
+
+    name, family, kinds = "fails", "system", ("fails",)
+    reads, requires = ("reward/mean",), (("reward/mean",),)
+
+    def judge(self, step):
+        """Raise at step 20."""
+        if step.step == 20:
+            raise ValueError(step.step)
+        return [self.finding(step, "fails", Severity.INFO, "still here")]
+
+
+def test_a_detector_that_fails_within_a_stretch_is_removed_at_that_row():
+    """The rest of the stretch goes on without it, as single rows do."""
+    run = run_of(1, rows=64)
+    single, stretched = DetectorSet([FailsAt()]), DetectorSet([FailsAt()])
+    expected = [single.update(row) for row in run]
+    found = []
+    for rows in stretches(run):
+        stretched.ahead(rows)
+        found += map(stretched.update, rows)
+
+    assert found == expected
+    assert [len(one) for one in found] == [1] * 20 + [0] * 44
+    assert stretched.broken.keys() == single.broken.keys() == {"fails"}
 
 
 def test_a_stretch_holds_rows_with_equal_names_finite_and_ascending():
