@@ -20,7 +20,7 @@ localise     localise             none: no tokens      localise             loca
 others       verifiers            layer_clipping                            plugin, heartbeat,   driver
                                                                             settings, driver,
                                                                             worker, sampling,
-                                                                            saving
+                                                                            saving, canaries
 ===========  ===================  ===================  ===================  ===================  ===================
 
 - **attach** creates the run and installs all hooks: ``watch(trainer)``, ``Watcher``, the hooks on imported classes.
