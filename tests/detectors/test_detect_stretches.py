@@ -95,7 +95,7 @@ class FailsAt(BaseDetector):
 
 def test_a_detector_that_fails_within_a_stretch_is_removed_at_that_row():
     """The rest of the stretch goes on without it, as single rows do."""
-    run = run_of(1, rows=64)
+    run = [ClosedStep(step, {"reward/mean": 0.5}) for step in range(64)]
     single, stretched = DetectorSet([FailsAt()]), DetectorSet([FailsAt()])
     expected = [single.update(row) for row in run]
     found = []
