@@ -96,7 +96,7 @@ class FailsAt(BaseDetector):
 def test_a_detector_that_fails_within_a_stretch_is_removed_at_that_row():
     """The rest of the stretch goes on without it, as single rows do."""
     run = [ClosedStep(step, {"reward/mean": 0.5}) for step in range(64)]
-    single, stretched = DetectorSet([FailsAt()]), DetectorSet([FailsAt()])
+    single, stretched = (DetectorSet([*default_detectors()[:1], FailsAt()]) for _ in range(2))
     expected = [single.update(row) for row in run]
     found = []
     for rows in stretches(run):
