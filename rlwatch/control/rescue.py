@@ -196,6 +196,29 @@ class KeptSetting:
     left: int = INSISTS
 
 
+@dataclass(slots=True)
+class BeforeAlarm:
+    """What is known of the run from the time of its newest alarm.
+
+    ``level``, ``spread``: median and spread of the reward before it, in its unit. ``entropy``: the policy's. ``good``:
+    step of the newest good snapshot. None where a value is not known.
+    """
+
+    level: float | None = None
+    spread: float = 0.0
+    entropy: float | None = None
+    good: int | None = None
+
+
+@dataclass(slots=True)
+class RateLimits:
+    """Multiple of the trainer's learning rate: now, and at most; and the step of its last change."""
+
+    scale: float = 1.0
+    ceiling: float = 1.0
+    changed_at: int = 0
+
+
 class RescueCourse:
     """Rescues of one failing run: decides after each step whether to send a command, such as a rollback. Used on rank
     0.
@@ -236,24 +259,20 @@ class RescueCourse:
         self._rescues = 0
         self._dismissed: dict[str, float] = {}
         self._cool_until = -1
-        self._scale = self._ceiling = 1.0
-        self._changed_at = 0
+        self._rate = RateLimits()
         self._alarm: Alert | None = None
-        self._level: float | None = None
-        self._good: int | None = None
-        self._spread = 0.0
+        self._before = BeforeAlarm()
         self._probes: list[float] = []
         self._sampled = 0
         self._verifier = self._drift = False
         self._drifted = False
-        self._entropy: float | None = None
         self._moves: deque[Move] = deque()
         self._step: int | None = None
 
     @property
     def level(self) -> float | None:
         """Median reward before the newest alarm, in the reward's unit; None where none is known."""
-        return self._level
+        return self._before.level
 
     @property
     def measures(self) -> bool:
@@ -356,13 +375,15 @@ class RescueCourse:
         self._alarm, self._probes, self._sampled, self._named = alarm, [], 0, {}
         self._remember(health)
         before = [row for row in health.rows if row.level is not None and not row.why_not]
-        good = self._good = self._worth_restoring(health, before)
+        good = self._before.good = self._worth_restoring(health, before)
         at = [row for row in before if good is not None and row.step <= good] or before[: 1 if good == 0 else None]
-        self._level = at[-1].level if at else None
-        self._spread = at[-1].spread if at else 0.0
-        self._entropy = health.rows[-1].entropy
+        self._before.level = at[-1].level if at else None
+        self._before.spread = at[-1].spread if at else 0.0
+        self._before.entropy = health.rows[-1].entropy
         self._drift = _drifting(health)
-        self._note(step, f"{alarm.kind} since step {alarm.onset_step}", {"level": self._level, "last_good": good})
+        self._note(
+            step, f"{alarm.kind} since step {alarm.onset_step}", {"level": self._before.level, "last_good": good}
+        )
         if self.policy.dry_run:
             self._cool_until = step + self.policy.cooldown_steps
             return None
@@ -371,12 +392,12 @@ class RescueCourse:
 
     def _current_judged(self, step: int) -> Move | None:
         current, back = self._probes[: self.policy.probe], self._back(self._probes)
-        self._note(step, "current weights", {"rewards": list[JSON](current), "level": self._level})
+        self._note(step, "current weights", {"rewards": list[JSON](current), "level": self._before.level})
         kind = self._alarm.kind if self._alarm is not None else ""
         if back and not self._drift and kind not in MISMATCH_KINDS | EXPLODING_KINDS:
             self._note(step, "a false alarm: the current weights are as good as before")
-            if self._alarm is not None and self._level is not None:
-                self._dismissed[self._alarm.alert_id] = self._level
+            if self._alarm is not None and self._before.level is not None:
+                self._dismissed[self._alarm.alert_id] = self._before.level
             self._end("")
             return self._popped(step)
         if self._rescues >= self.policy.most:
@@ -395,17 +416,17 @@ class RescueCourse:
         if back:
             self._mend("in place, as the reward has not fallen")
             return self._popped(step)
-        if self._good is None:
+        if self._before.good is None:
             self._mend("in place, as no snapshot is known to be good")
             return self._popped(step)
         self.stage, self._probes, self._sampled = Stage.RESTORED, [], 0
-        why = f"reward {_numbers(current)} with the current weights, {number(self._level)} before"
+        why = f"reward {_numbers(current)} with the current weights, {number(self._before.level)} before"
         return Move(ROLLBACK, {"to": LAST_GOOD}, why)
 
     def _restored_judged(self, step: int) -> Move | None:
         restored = list(self._probes)
-        self._note(step, "restored weights", {"rewards": list[JSON](restored), "level": self._level})
-        if not restored or self._level is None:
+        self._note(step, "restored weights", {"rewards": list[JSON](restored), "level": self._before.level})
+        if not restored or self._before.level is None:
             self._mend("no reward says whether the restored weights are good")
             return self._popped(step)
         if self._back(restored):
@@ -461,12 +482,14 @@ class RescueCourse:
 
     def _raised(self, step: int, health: RunHealth) -> Move | None:
         """Return the command that raises the learning rate again, after quiet steps."""
-        quiet = step - self._changed_at >= self.policy.quiet_steps and self.policy.alarm(health) is None
-        if self._scale >= self._ceiling or not quiet:
+        quiet = step - self._rate.changed_at >= self.policy.quiet_steps and self.policy.alarm(health) is None
+        if self._rate.scale >= self._rate.ceiling or not quiet:
             return None
-        self._scale, self._changed_at = min(self._ceiling, self._scale * RAISE), step
-        self._note(step, f"{self.policy.quiet_steps} quiet steps: the learning rate becomes {self._scale:g} of its own")
-        args = {"scale": self._scale, "freeze": "yes" if self._scale < 1.0 else "no"}
+        self._rate.scale, self._rate.changed_at = min(self._rate.ceiling, self._rate.scale * RAISE), step
+        self._note(
+            step, f"{self.policy.quiet_steps} quiet steps: the learning rate becomes {self._rate.scale:g} of its own"
+        )
+        args = {"scale": self._rate.scale, "freeze": "yes" if self._rate.scale < 1.0 else "no"}
         return Move(LOWER_LR, args, f"{self.policy.quiet_steps} quiet steps")
 
     # Removing the cause.
@@ -478,9 +501,9 @@ class RescueCourse:
         if beyond is not None:
             self._freeze(beyond, f"no command sets {beyond.metric}")
             return
-        exploding = kind in EXPLODING_KINDS or (self._entropy or 0.0) > MANY_NATS
+        exploding = kind in EXPLODING_KINDS or (self._before.entropy or 0.0) > MANY_NATS
         self._lower(kind, mild=exploding or kind in MISMATCH_KINDS or bool(self._named))
-        moves = [Move(LOWER_LR, {"scale": self._scale, "freeze": "yes"}, why)]
+        moves = [Move(LOWER_LR, {"scale": self._rate.scale, "freeze": "yes"}, why)]
         moves += [self._set_back(one) for metric, one in self._named.items() if metric != RATE]
         self._setting_back = {SET_BACK[metric]: one for metric, one in self._named.items()}
         if exploding and "policy/entropy_coef" not in self._named:
@@ -489,7 +512,7 @@ class RescueCourse:
             moves.append(Move("set-is-correction", {"mode": "sequence_mask"}, "trainer and engine drift apart"))
             moves.append(Move("sync-weights", {}, "trainer and engine drift apart"))
             self._drifted = True
-        evidence: dict[str, JSON] = {"scale": self._scale, "kind": kind}
+        evidence: dict[str, JSON] = {"scale": self._rate.scale, "kind": kind}
         evidence |= {metric: f"{number(one.before)} before step {one.since}" for metric, one in self._named.items()}
         self._note(self._step or 0, f"remove the cause: {why}", evidence)
         self.stage = Stage.MENDING
@@ -500,15 +523,15 @@ class RescueCourse:
         """Choose the fraction of the learning rate, and the one to which it may rise again."""
         scale = self.policy.mild_scale if mild else self.policy.scale
         if kind == FIRST_UPDATES or self._rescues > 1:  # this rate itself is too high: never return to it
-            self._ceiling = min(self._ceiling, self._scale / RAISE)
+            self._rate.ceiling = min(self._rate.ceiling, self._rate.scale / RAISE)
         rate = self._named.get(RATE)
         if rate is None:
-            self._scale *= scale
+            self._rate.scale *= scale
             return
         now = self._measured.get(RATE, rate.after)
-        self._scale *= min(1.0, rate.before / now) if now > 0 else 1.0
-        self._ceiling = min(self._ceiling, self._scale)
-        self._scale *= scale if self._rescues > 1 else 1.0
+        self._rate.scale *= min(1.0, rate.before / now) if now > 0 else 1.0
+        self._rate.ceiling = min(self._rate.ceiling, self._rate.scale)
+        self._rate.scale *= scale if self._rescues > 1 else 1.0
 
     # Settings that changed.
 
@@ -596,16 +619,16 @@ class RescueCourse:
         move = self._moves.popleft()
         if not self._moves and self.stage is not Stage.ENDED:
             self.stage = Stage.WATCHING
-            self._cool_until, self._changed_at = step + self.policy.cooldown_steps, step
+            self._cool_until, self._rate.changed_at = step + self.policy.cooldown_steps, step
         return move
 
     def _back(self, rewards: Sequence[float]) -> bool:
         """Return whether the mean of these rewards is as good as the level before, within noise."""
-        if self._level is None or len(rewards) < self.policy.probe:
+        if self._before.level is None or len(rewards) < self.policy.probe:
             return False
         mean = sum(rewards) / len(rewards)
-        allowed = max((1.0 - NEAR) * abs(self._level), self._spread / math.sqrt(len(rewards)))
-        return mean >= self._level - allowed
+        allowed = max((1.0 - NEAR) * abs(self._before.level), self._before.spread / math.sqrt(len(rewards)))
+        return mean >= self._before.level - allowed
 
     def _note(self, step: int, why: str, evidence: Mapping[str, JSON] | None = None) -> None:
         self.notes.append(Note(step, self.stage, why, evidence or {}))
