@@ -425,7 +425,11 @@ class Board {
     this.strip.append(this.lane);
     this.study = el("div", "study");
     host.append(this.strip, this.rest, this.study, this.tip, this.note);
-    host.addEventListener("keydown", (event) => event.key === "Escape" && (this.note.hidden = true));
+    host.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || this.note.hidden) return;
+      event.stopPropagation(); // it lets go of no step as well
+      this.note.hidden = true;
+    });
     this.controls = el("div", "controls");
     this.chips = el("div", "chips");
     host.prepend(this.controls, this.chips);
@@ -634,7 +638,7 @@ class Board {
     this.clicked = setTimeout(() => {
       const [low, high] = this.view(), close = this.data.at !== null && Math.abs(this.data.at - x) < (high - low) / 100;
       this.data.at = close ? null : x;
-      for (const { chart } of this.charts.values()) chart.plot.redraw(false);
+      for (const { chart } of this.charts.values()) chart.plot?.redraw(false);
       this.tell();
       if (this.given.looks) this.given.at = this.steps(this.data.at);
       this.ask({ kind: "at", x: this.steps(this.data.at), ...(this.given.looks && { steps: true }) });
