@@ -198,7 +198,7 @@ class KeptSetting:
 
 @dataclass(slots=True)
 class BeforeAlarm:
-    """What is known of the run from the time of its newest alarm.
+    """Values of the run at its newest alarm.
 
     ``level``, ``spread``: median and spread of the reward before it, in its unit. ``entropy``: the policy's. ``good``:
     step of the newest good snapshot. None where a value is not known.
