@@ -43,7 +43,7 @@ def test_everything_can_be_asked_for(capsys):
     few = capsys.readouterr().out
     print_diagnosis(said, everything=True)
 
-    assert "and 7 more" in few
+    assert "and 8 more" in few
     assert f"{len(said.causes[0].actions)}. " in capsys.readouterr().out
 
 
@@ -76,7 +76,7 @@ def test_show_tells_the_cause_of_a_stored_run(tmp_path: Path, invoke: Invoke) ->
     document = strict(invoke("show", "r1", "--store", tmp_path / "runs", "--format", "json").stdout)
 
     assert "most likely: Train-inference mismatch (high confidence" in text
-    assert "and 7 more" in text
+    assert "and 8 more" in text
     assert "10. " in everything
     assert document["diagnosis"]["causes"][0]["kind"] == "mismatch_growth"
     assert "verl" in document["diagnosis"]["causes"][0]["actions"][0]["options"]

@@ -196,9 +196,10 @@ class Life:
 
 
 def environment() -> dict[str, str]:
-    """Of children: this tree, one thread, nothing of the shell's own rlwatch."""
+    """Of children: this tree, one thread, a chance of each row to compare, nothing of the shell's own rlwatch."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RLWATCH_")}
-    return own | {"PYTHONPATH": f"{ROOT}:{CHILD.parent}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    own |= {"PYTHONPATH": f"{ROOT}:{CHILD.parent}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return own | {"RLWATCH_FORECAST_EVIDENCE": "own"}
 
 
 # Reading what is there afterwards

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
-ROWS = 20
-"""Rows from the first on in which the mean must be 0 for the run to count as one that centres its advantages."""
+STEPS, ROWS = 20, 5
+"""First steps, and least rows among them with responses of several lengths, in which the mean must be 0 for the run to
+count as one that centres its advantages."""
 ZERO = 1e-3
 """Largest |mean| over the standard deviation that counts as 0: rounding in logs. Float32 leaves 1e-8."""
 OFF = 0.1
 """Least |mean| over the standard deviation that counts as off the centre."""
-NEWEST = 5
-"""Newest rows, all of which must be off the centre, on one side."""
+NEWEST, LEAST = 5, 2
+"""Newest steps, and least rows in them, all of which must be off the centre, on one side."""
 
 
 class AdvantageOffset(BaseDetector):
@@ -35,33 +35,40 @@ class AdvantageOffset(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
+        self._first: int | None = None
         self._rows = 0
         self._centred = True
-        self._newest: deque[tuple[int, float]] = deque(maxlen=NEWEST)
-        self._since: int | None = None
+        self._known = False
+        self._off = 0
+        self._above = False
+        self._since = 0
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the newest rows of a run whose advantages were centred in its first rows; return a finding if all of
-        them are off the centre on one side.
+        """Judge a row of a run whose advantages were centred at first; return a finding if the newest rows are all off
+        the centre on one side.
         """
         ratio = self._ratio(step)
         if ratio is None or not self._centred:
             return self._held if self._centred else []
-        if self._rows < ROWS:
+        if not self._known:
             self._begin(step, ratio)
             return []
-        self._newest.append((step.step, ratio))
-        ratios = [each for _, each in self._newest]
-        lasts = len(ratios) == NEWEST and min(map(abs, ratios)) > OFF and len({each > 0 for each in ratios}) == 1
-        self._since = (self._newest[0][0] if self._since is None else self._since) if lasts else None
+        if abs(ratio) <= OFF:
+            self._off = 0
+            return []
+        if not self._off or (ratio > 0) is not self._above:
+            self._off, self._above, self._since = 0, ratio > 0, step.step
+        self._off += 1
+        lasts = self._off >= LEAST and step.step - self._since + 1 >= NEWEST
         return [self._finding(step, ratio)] if lasts else []
 
     def _begin(self, step: ClosedStep, ratio: float) -> None:
-        """Take one of the first rows: its mean must be 0, and lengths must differ."""
+        """Take one of the first rows: its mean must be 0. Those in which lengths differ count."""
         shortest, longest = finite(step, "len/min"), finite(step, "len/max")
-        differ = shortest is not None and longest is not None and longest > shortest
+        self._first = step.step if self._first is None else self._first
         self._centred = abs(ratio) <= ZERO
-        self._rows += differ
+        self._rows += shortest is not None and longest is not None and longest > shortest
+        self._known = self._rows >= ROWS and step.step - self._first + 1 >= STEPS
 
     @staticmethod
     def _ratio(step: ClosedStep) -> float | None:
