@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from contact_sheet import alive, make
 from playwright.sync_api import expect
+from waiting import until
 
 from rlwatch.step_notes import step_notes
 from rlwatch.store.url import open_store
@@ -175,7 +176,7 @@ def test_10_a_note_at_a_step(runs, shared_store):
     runs.get_by_label("Note", exact=True).fill("the judge was swapped")
     runs.get_by_role("button", name="Add note").click()
     expect(runs.get_by_text("the judge was swapped").first).to_be_visible()
-    assert len(step_notes(open_store(shared_store), "danger")) == known + 1
+    until(lambda: len(step_notes(open_store(shared_store), "danger")) == known + 1, "the note in the store")
     assert presses(runs) - before == 3
 
 
