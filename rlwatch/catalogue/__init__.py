@@ -184,7 +184,7 @@ def _knob(name: str, table: Mapping[str, Any]) -> Knob:
     try:
         return Knob(name=name, **fields)
     except TypeError as error:
-        raise ConfigError(f"the catalogue's knob {name} has a field that does not exist: {error}") from error
+        raise ConfigError(f"the catalogue's hyperparameter {name} has a field that does not exist: {error}") from error
 
 
 def _uses(table: Any) -> tuple[Mapping[str, str], ...]:

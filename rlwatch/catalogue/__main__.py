@@ -66,7 +66,7 @@ def rules() -> str:
 def knob_table() -> str:
     """Return a Markdown table of settings: the metrics that log each, and the change that is known to break runs."""
     ways = {"up": "x {0:g}", "down": "/ {0:g}", "both": "x or / {0:g}"}
-    lines = ["| knob | metrics that are it | known to break runs | source |\n|---|---|---|---|\n"]
+    lines = ["| hyperparameter | metrics that are it | known to break runs | source |\n|---|---|---|---|\n"]
     for knob in knobs().values():
         metrics = ", ".join(f"`{name}`" for name in knob.metrics) or "-"
         lines.append(f"| {knob.title} | {metrics} | {ways[knob.hurts].format(knob.harm)} | {knob.source} |\n")

@@ -244,7 +244,7 @@ def _ends(turn: KnobChange) -> str:
 
 def _updates(grown: Sequence[tuple[int, str]]) -> KnobChange:
     first, text = grown[0][0], ", ".join(words for _, words in grown)
-    why = "these grow with an update's size, whichever knob sets it (rate, updates a batch, clip range, old weights)"
+    why = "these grow with an update's size, whatever sets it (rate, updates a batch, clip range, old weights)"
     return KnobChange(UPDATES, UPDATES, first, 0.0, ((first, 1.0),), ChangeSource.INFERRED, text=text, why=why)
 
 
