@@ -78,7 +78,7 @@ def steppable(optimizers: Sequence[Any]) -> list[Optimizer]:
     return inner
 
 
-class Hold:
+class HoldUpdates:
     """Handler of the command ``hold``: sample a number of batches with unchanged weights.
 
     Its argument is ``{"batches": n}``; 0 ends a hold. A batch is what is sampled between two safe boundaries. At the

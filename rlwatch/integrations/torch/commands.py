@@ -16,7 +16,7 @@ from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
-from rlwatch.integrations.held_updates import Hold, SkipStep
+from rlwatch.integrations.held_updates import HoldUpdates, SkipStep
 from rlwatch.integrations.learning_rate import FIXED, SCALE, LowerLR, Paced, RaiseLR
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.reference import Anchored, ResetReference
@@ -234,7 +234,7 @@ class CommandController:
             coefficient,
             *adjusts,
             SyncWeights(means.synced),
-            Hold(means.optimizers, error_boundary, step, latest),
+            HoldUpdates(means.optimizers, error_boundary, step, latest),
             SkipStep(means.optimizers, error_boundary),
             Stop(means.stop),
             Rollback(self.snapshots, RollbackMeans(step, means.paced, means.rolled_back)),

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, Stop
-from rlwatch.integrations.held_updates import Hold, SkipStep
+from rlwatch.integrations.held_updates import HoldUpdates, SkipStep
 from rlwatch.integrations.learning_rate import LowerLR, Paced, RaiseLR
 from rlwatch.integrations.ranks import Ranks, RunRanks
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
@@ -127,7 +127,7 @@ class TrainerLoop:
             SaveCheckpoint(self.save, self.kept, error_boundary),
             lower,
             RaiseLR(lower, error_boundary),
-            Hold(self.optimizers, error_boundary, self.step, latest),
+            HoldUpdates(self.optimizers, error_boundary, self.step, latest),
             SkipStep(self.optimizers, error_boundary),
             Stop(self.stop),
         ]

@@ -22,7 +22,7 @@ from rlwatch.errors import RLWatchError
 from rlwatch.integrations import megatron
 from rlwatch.integrations.commands import Settled, Timed
 from rlwatch.integrations.compat import vocab_size_of
-from rlwatch.integrations.held_updates import Hold, SkipStep
+from rlwatch.integrations.held_updates import HoldUpdates, SkipStep
 from rlwatch.integrations.learning_rate import LowerLR, Paced, RaiseLR
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
@@ -112,7 +112,7 @@ class Inside:
         self.step = 0
         """Number of the last step that has ended, as reported by the driver."""
         self._saving = saving
-        hold: CommandHandler = Hold(self._optimizers, error_boundary, lambda: self.step, dict)
+        hold: CommandHandler = HoldUpdates(self._optimizers, error_boundary, lambda: self.step, dict)
         keeper = saving.keeper(self.holdings, error_boundary)
         lower = LowerLR(self._paced, error_boundary)
         made: list[CommandHandler] = [
