@@ -26,7 +26,7 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -273,6 +273,7 @@ WORDS = """# Runs saved by a policy
 with the policy. Written by `python benchmarks/rescue.py report {file} --page docs/rescue.md` from runs of
 `python benchmarks/rescue.py run --seeds {seeds}`{at}.
 
+* **Pairs**: {pairs}.
 * **Runs**: GRPO by TRL on tiny policies (75,000 parameters, 200 steps), watched with snapshots every ten steps. The two
   of a pair are the same to the bit until the policy acts. Accuracy is that of 256 held-out problems, the mean of the
   last two evaluations. A run that ends in an error has accuracy 0.
@@ -281,7 +282,7 @@ with the policy. Written by `python benchmarks/rescue.py report {file} --page do
   which the fault cost less than .05 counts as neither.
 * **Resumed**: the policy ends above halt by two standard errors.
 * **Seen**: these kinds were held out of the first tables, which the policy of that day saved 3 of 19 of. It was changed
-  since, with runs of seed 100 in view.
+  since, with runs of the seeds 100 and 101 in view.
 * **Held out**: these kinds of faults were listed and committed (`84f848ee`) before the policy was changed, and it was
   not run on any of them before the runs of this table.
 
@@ -295,7 +296,9 @@ def page(file: Path, at: str = "") -> str:
         found = json.loads(line)
         runs[found["group"], found["recipe"], found["seed"]][found["arm"]] = found
     seeds = sorted({seed for _, _, seed in runs})
-    text = [WORDS.format(file=file.as_posix(), seeds=f"{seeds[0]}-{seeds[-1]}", at=at and f" at `{at}`")]
+    pairs = Counter(seed for (_, _, seed), arms in runs.items() if {"unguarded", "policy"} <= set(arms))
+    counts = ", ".join(f"{pairs[seed]} of seed {seed}" for seed in seeds)
+    text = [WORDS.format(file=file.as_posix(), seeds=f"{seeds[0]}-{seeds[-1]}", at=at and f" at `{at}`", pairs=counts)]
     for group, recipes in GROUPS.items():
         lines = [row for recipe in recipes if (row := _row(runs, group, recipe))]
         if lines:
