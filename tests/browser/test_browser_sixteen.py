@@ -50,6 +50,19 @@ def presses(page):
     return page.evaluate("Number(sessionStorage.presses ?? 0)")
 
 
+def searching(page):
+    """Press / until the search has the focus: the page's keys may load after its rows. What is typed next is all of it."""
+
+    def focused():
+        if page.evaluate("document.activeElement.tagName") != "INPUT":
+            page.keyboard.press("/")
+            page.wait_for_timeout(300)
+        return page.evaluate("document.activeElement.tagName") == "INPUT"
+
+    until(focused, "the search with the focus")
+    page.keyboard.press("Control+A")
+
+
 def opened(page, name="math-7b-s3"):
     """The page of a run, opened from the list: one press."""
     page.get_by_role("link", name=name).click()
@@ -157,7 +170,7 @@ def test_9_a_metric_by_words(runs):
     """By keyboard alone: / and its name in words."""
     opened(runs)
     before = presses(runs)
-    runs.keyboard.press("/")
+    searching(runs)
     runs.keyboard.type("response length")
     runs.keyboard.press("Enter")
     expect(runs.locator("h3", has_text="match")).to_be_visible()
@@ -226,7 +239,7 @@ def test_14_where_the_time_goes(runs):
 
 def test_15_runs_by_a_setting_and_a_report(runs):
     """A search by keyboard, the run, and the file."""
-    runs.keyboard.press("/")
+    searching(runs)
     runs.keyboard.type("lr=3e-6 max_steps=1000 math")
     runs.keyboard.press("Enter")
     expect(runs.locator("tbody tr")).to_have_count(1)
