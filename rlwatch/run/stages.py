@@ -452,7 +452,7 @@ def _stack(frame: FrameType | None, most: int) -> list[str]:
     while frame is not None and len(lines) < most:
         code = frame.f_code
         lines.append(f"{code.co_name} ({_short(code.co_filename)}:{frame.f_lineno})")
-        frame = frame.f_back
+        frame = _caller(frame)
     if frame is not None:
         lines.append("...")
     return lines[::-1]
@@ -473,5 +473,14 @@ def _position(frame: FrameType | None) -> tuple[int, ...]:
     found: list[int] = []
     while frame is not None:
         found += [id(frame.f_code), frame.f_lasti]
-        frame = frame.f_back
+        frame = _caller(frame)
     return tuple(found)
+
+
+def _caller(frame: FrameType) -> FrameType | None:
+    """Return the caller's frame; None also where greenlets are loaded.
+
+    The callers of a thread that switches between greenlets meanwhile may be frames of a stack that is gone: reading one
+    ended a process with a segmentation fault.
+    """
+    return None if "greenlet" in sys.modules else frame.f_back

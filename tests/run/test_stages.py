@@ -118,6 +118,20 @@ def test_stages_of_several_threads_do_not_end_each_other():
     assert {span.stage for span in clock.take()} == {"sampling", "update"}
 
 
+@pytest.fixture(autouse=True)
+def no_greenlets(monkeypatch):
+    """As in a process that loaded none; a browser's test in this one has."""
+    monkeypatch.delitem(sys.modules, "greenlet", raising=False)
+
+
+def test_where_greenlets_are_loaded_no_caller_is_read(monkeypatch):
+    """Its frame may be one of a stack that is gone."""
+    monkeypatch.setitem(sys.modules, "greenlet", sys)
+    (first, *_) = stacks_of_threads(threading.main_thread().ident)
+
+    assert len(first["stack"]) == 1
+
+
 def test_stacks_are_bounded_and_those_of_rlwatch_are_left_out():
     """A deep recursion keeps its innermost frames."""
 
