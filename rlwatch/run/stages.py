@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import call
+from itertools import accumulate, chain, repeat, takewhile
+from operator import attrgetter, call, methodcaller, truth
 from pathlib import PurePath
 from statistics import median
-from types import FrameType, TracebackType
-from typing import Any, NamedTuple, Self, cast
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple, Self
 
 from rlwatch.control.liveness import FACTOR, FLOOR_S, LONGEST_FACTOR, TAIL, UNKNOWN_S, WAITING
 from rlwatch.error_boundary import call_or
@@ -46,6 +47,12 @@ LOOK_S = 1.0
 """Seconds between two samples of a quiet process."""
 MOST_FRAMES, MOST_FRAMES_ELSEWHERE, MOST_THREADS = 40, 12, 24
 """Frames of the training thread and of each other one, and threads, in a record of a stall."""
+MOST_COMPARED = 256
+"""Frames of the training thread that are compared between two samples."""
+Caller = tuple[CodeType, int | None, int]
+"""Code of a frame, its line, and the index of its instruction."""
+_FRAMES: Callable[[], dict[int, FrameType]] = sys._current_frames  # noqa: SLF001  (there is no other way to them)
+_PARTS: Callable[[FrameType], Caller] = attrgetter("f_code", "f_lineno", "f_lasti")
 
 
 class Span(NamedTuple):
@@ -313,7 +320,7 @@ class StallWatch:
         self._clock, self._rank, self._report = clock, rank, report
         self._look_at = 0.0
         self._progress = 0.0
-        self._seen: tuple[int, ...] = ()
+        self._seen: list[Caller] = []
         self._looks = 0
         self._moves = False
         self._since: float | None = None
@@ -329,10 +336,10 @@ class StallWatch:
         self._look_at = now + min(LOOK_S, patience / 8)
         if progress != self._progress or any(one.stage == PAUSED for one in stages):
             self._over(now)
-            self._progress, self._seen, self._looks, self._moves = progress, (), 0, False
+            self._progress, self._seen, self._looks, self._moves = progress, [], 0, False
         if not clock.used or quiet < patience / 2 or any(one.stage == PAUSED for one in stages):
             return
-        seen = _position(frames_now().get(clock.thread()))
+        seen = callers_of(clock.thread(), MOST_COMPARED)
         self._moves = self._moves or (self._looks > 0 and seen != self._seen)
         self._seen, self._looks = seen, self._looks + 1
         if quiet >= patience and self._looks >= LEAST_LOOKS and self._since is None:
@@ -410,24 +417,41 @@ def _sentence(what: str, name: str, rank: int, since: float, place: str) -> str:
     return f"{where}{at}, {why}{f'; at {place}' if place else ''}"
 
 
-def frames_now() -> dict[int, FrameType]:
-    """Return thread id -> its present frame, without a garbage collection in between.
+def _without_collection(work: Callable[[], object]) -> None:
+    """Call ``work``, a function in C, without a garbage collection and without another thread in between.
 
-    Python 3.11 walks the threads under a lock. A collection there may run a finaliser that lets another thread run,
-    which waits for that lock while it holds the interpreter: the process hangs for good (CPython issue 106883). The
-    three calls are made by one loop in C, so that no other thread sees collections switched off.
+    Python 3.11 collects wherever an object is made. A collection may run a finaliser, and that lets another thread run.
+    While the threads' frames are read under a lock, the other thread may wait for that lock for good (CPython issue
+    106883). While the caller of a frame is read, the other thread may return from that caller: Python then writes into
+    memory that is used anew, and the process dies. The calls are made by one loop in C, so that no thread sees
+    collections switched off.
     """
-    read: Callable[[], dict[int, FrameType]] = sys._current_frames  # noqa: SLF001  (there is no other way to them)
-    if not gc.isenabled():
-        return read()
-    calls: tuple[Callable[[], Any], ...] = (gc.disable, read, gc.enable)
-    frames = None
+    calls: tuple[Callable[[], Any], ...] = (gc.isenabled, gc.disable, work)
+    collects = True
     try:
-        _, frames, _ = map(call, calls)
+        collects, _, _ = map(call, calls)
     finally:
-        if frames is None:  # memory ran out in between
+        if collects:
             gc.enable()
-    return cast("dict[int, FrameType]", frames)
+
+
+def callers_of(thread: int, most: int) -> list[Caller]:
+    """Return the frames of a thread, innermost first, at most ``most``; nothing for a thread that has ended.
+
+    ``thread``: id of the thread. No frame is kept, so none lives longer for it.
+    """
+    frame = map(methodcaller("get", thread), map(call, [_FRAMES]))
+    frames = takewhile(truth, accumulate(chain(frame, repeat("f_back", most - 1)), getattr))
+    found: list[Caller] = []
+    _without_collection(partial(found.extend, map(_PARTS, frames)))
+    return found
+
+
+def _threads() -> list[int]:
+    """Return the id of each thread, also of those that Python did not start."""
+    found: list[int] = []
+    _without_collection(partial(found.extend, chain.from_iterable(map(call, [_FRAMES]))))
+    return found
 
 
 def stacks_of_threads(first: int) -> list[dict[str, Any]]:
@@ -435,27 +459,21 @@ def stacks_of_threads(first: int) -> list[dict[str, Any]]:
 
     A stack is a list of texts, outermost frame first.
     """
-    frames = frames_now()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
-    for ident in sorted(frames, key=lambda one: one != first):
+    for ident in sorted(_threads(), key=lambda one: one != first):
         name = names.get(ident, f"thread {ident}")
         if ident != first and name.startswith("rlwatch-"):
             continue
         most = MOST_FRAMES if ident == first else MOST_FRAMES_ELSEWHERE
-        found.append({"name": name, "stack": _stack(frames[ident], most)})
+        found.append({"name": name, "stack": _stack(ident, most)})
     return found[:MOST_THREADS]
 
 
-def _stack(frame: FrameType | None, most: int) -> list[str]:
-    lines: list[str] = []
-    while frame is not None and len(lines) < most:
-        code = frame.f_code
-        lines.append(f"{code.co_name} ({_short(code.co_filename)}:{frame.f_lineno})")
-        frame = _caller(frame)
-    if frame is not None:
-        lines.append("...")
-    return lines[::-1]
+def _stack(thread: int, most: int) -> list[str]:
+    callers = callers_of(thread, most + 1)
+    lines = [f"{code.co_name} ({_short(code.co_filename)}:{line})" for code, line, _ in callers[:most]]
+    return [*(["..."] if len(callers) > most else []), *lines[::-1]]
 
 
 def _short(path: str) -> str:
@@ -466,21 +484,3 @@ def _short(path: str) -> str:
     """
     parts = PurePath(path).parts
     return path if len(parts) <= 3 else "/".join(parts[-3:])
-
-
-def _position(frame: FrameType | None) -> tuple[int, ...]:
-    """Return the position of a thread in its code, to the instruction."""
-    found: list[int] = []
-    while frame is not None:
-        found += [id(frame.f_code), frame.f_lasti]
-        frame = _caller(frame)
-    return tuple(found)
-
-
-def _caller(frame: FrameType) -> FrameType | None:
-    """Return the caller's frame; None also where greenlets are loaded.
-
-    The callers of a thread that switches between greenlets meanwhile may be frames of a stack that is gone: reading one
-    ended a process with a segmentation fault.
-    """
-    return None if "greenlet" in sys.modules else frame.f_back
