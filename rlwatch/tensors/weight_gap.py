@@ -9,15 +9,16 @@ or one that the engine cuts or packs differently, is not compared, and counts as
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rlwatch.metrics import UPDATE_PREFIX, WEIGHTS_PREFIX
-from rlwatch.tensors.gradnorm import layer_of, plain_name
-from rlwatch.tensors.mergeable import Latest, Max, Mean, ShareStat, Stats
+from rlwatch.tensors.gradnorm import Norm, ShardedNorm, layer_of, plain_name, shard_of
+from rlwatch.tensors.mergeable import Max, Mean, ShareStat, Stats
 from rlwatch.tensors.transfer import freed, meeting_place
 
 DIFFER = "mismatch/weights_differ"
@@ -317,12 +318,53 @@ def _compare(rows: Sequence[_Row], device: torch.device) -> _Compared:
 #
 # Up to ``SAMPLED`` evenly spaced elements of a tensor are kept before the step and compared after it, others at each
 # step; smaller tensors are measured whole. Squares of a sample are scaled to its tensor, so that the estimate is
-# unbiased. Weights that are sharded over ranks or held elsewhere are left out.
+# unbiased. Of a sharded weight each rank samples its shard. The squares add up when the ranks' statistics are merged,
+# so ranks communicate nothing here. Weights that FSDP1 flattens or ZeRO-3 partitions are left out.
 
 HEADS = ("lm_head", "head", "embed_out", "output_layer")
 """Names of the layer that computes the logits."""
 FEWEST_LAYERS = 3
 """The head is compared with the median of the other layers only if there are at least this many."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeChange(ShardedNorm):
+    """Norm of the change of weights over their norm before it, both of weights in shards.
+
+    ``kept`` (2,): sums of squares of the change and of the weights on this rank.
+    """
+
+    @override
+    def together(self, kept: Tensor) -> Tensor:
+        return self.kept + kept
+
+    @override
+    def value(self) -> Tensor:
+        return _ratio(self.kept[0], self.kept[1])
+
+
+@dataclass(frozen=True, slots=True)
+class HeadChange(ShardedNorm):
+    """Relative change of the layer that computes the logits over the median relative change of the other layers.
+
+    ``kept`` (2, L): sums of squares of the change and of the weights on this rank, of the head and of the L - 1 others
+    after it. Not measured if the median is 0.
+    """
+
+    @override
+    def together(self, kept: Tensor) -> Tensor:
+        return self.kept + kept if self.kept.shape == kept.shape else self.kept
+
+    @override
+    def settle(self) -> Self:
+        return replace(self, count=torch.where(self._others() > 0, self.count, 0.0))
+
+    @override
+    def value(self) -> Tensor:
+        return _ratio(self.kept[0, 0], self.kept[1, 0]) / self._others()
+
+    def _others(self) -> Tensor:
+        return _ratio(self.kept[0, 1:], self.kept[1, 1:]).median()
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,22 +379,35 @@ class _Group:
 class UpdateSample:
     """Sampled elements of a model's trained weights as they were before an optimizer step.
 
-    ``layers``, ``weights``: layer name and parameter of each sampled tensor. ``turn``: number of the step, which
-    selects the elements. ``groups``: the sampled values.
+    ``layers``, ``weights``: layer name, and the part that this rank counts, of each sampled weight. ``held``,
+    ``sizes``: number of trained elements of each layer on this rank, and on all ranks. ``turn``: number of the step,
+    which selects the elements. ``groups``: the sampled values.
     """
 
     layers: tuple[str, ...]
     weights: tuple[Tensor, ...]
+    held: Mapping[str, int]
+    sizes: Mapping[str, int]
     turn: int
     groups: tuple[_Group, ...]
 
     @classmethod
-    def of(cls, named: Iterable[tuple[str, nn.Parameter]], turn: int = 0) -> Self | None:
-        """Sample the weights ``named`` that have a gradient now; None if there are none.
+    def of(cls, named: Iterable[tuple[str, nn.Parameter]], turn: int = 0, *, rank: int = 0) -> Self | None:
+        """Sample the weights ``named`` that have a gradient now; None if this rank counts none.
 
-        ``turn``: number of the step; different steps sample different elements.
+        ``turn``: number of the step; different steps sample different elements. Of a DTensor each rank counts its
+        shard, and the lowest of the ranks that hold the same shard. A whole weight counts on ``rank`` 0.
         """
-        kept = [(layer_of(name), weight.detach()) for name, weight in named if _whole(weight)]
+        kept: list[tuple[str, Tensor]] = []
+        held, sizes = dict[str, int](), dict[str, int]()
+        for name, weight in named:
+            if not _measurable(weight):
+                continue
+            layer, part = layer_of(name), _counted(weight, rank)
+            sizes[layer] = sizes.get(layer, 0) + weight.numel()
+            held[layer] = held.get(layer, 0) + (0 if part is None else part.numel())
+            if part is not None and part.numel():
+                kept.append((layer, part))
         if not kept:
             return None
         layers, weights = zip(*kept, strict=True)
@@ -361,29 +416,32 @@ class UpdateSample:
             places = places_of(weight.numel(), turn)
             known.setdefault((weight.device, weight.dtype, len(range(weight.numel())[places])), []).append(i)
         groups = tuple(_Group(tuple(members), _samples(weights, members, turn)) for members in known.values())
-        return cls(layers, weights, turn, groups)
+        return cls(layers, weights, held, sizes, turn, groups)
 
     def stats(self) -> Stats:
         """Return statistics of the step that was taken since the sample, without waiting for the device.
 
         ``update_layer/<layer>``: norm of the change over the norm of the weights before. ``optim/update_ratio``: the
         same of all layers together. ``optim/update_norm``: norm of the change. ``optim/update_head``: ratio of the
-        layer that computes the logits over the median ratio of the other layers.
+        layer that computes the logits over the median ratio of the other layers. If weights are sharded, these have a
+        value once the statistics of all ranks are merged.
         """
-        names, device = list(dict.fromkeys(self.layers)), self.weights[0].device
+        names, device = list(self.sizes), self.weights[0].device
         order = [i for group in self.groups for i in group.members]
         index = torch.tensor([names.index(self.layers[i]) for i in order], device="cpu").to(device, non_blocking=True)
         squares = torch.cat([self._squares(group, device) for group in self.groups], 1)
-        moved, size = torch.zeros(2, len(names), device=device).index_add(1, index, squares)
-        ratio = _ratio(moved, size)
-        one = torch.ones((), dtype=torch.bool, device=device)
-        stats: Stats = {UPDATE_PREFIX + name: Latest.of(ratio[i], one) for i, name in enumerate(names)}
-        stats["optim/update_norm"] = Latest.of(moved.sum().sqrt(), one)
-        stats["optim/update_ratio"] = Latest.of(_ratio(moved.sum(), size.sum()), one)
+        layers = torch.zeros(2, len(names), device=device).index_add(1, index, squares)
+        held, size = sum(self.held.values()), sum(self.sizes.values())
+        stats: Stats = {
+            UPDATE_PREFIX + name: RelativeChange.of(kept, self.held[name], self.sizes[name])
+            for name, kept in zip(names, layers.unbind(1), strict=True)
+        }
+        stats["optim/update_norm"] = Norm.of(layers[0].sum(), held, size)
+        stats["optim/update_ratio"] = RelativeChange.of(layers.sum(1), held, size)
         head = [i for i, name in enumerate(names) if name.rpartition(".")[2] in HEADS]
         if len(head) == 1 and len(names) > FEWEST_LAYERS:
-            others = torch.cat([ratio[: head[0]], ratio[head[0] + 1 :]]).median()
-            stats["optim/update_head"] = Latest.of(ratio[head[0]] / others, others > 0)
+            first = torch.cat([layers[:, head[0] : head[0] + 1], layers[:, : head[0]], layers[:, head[0] + 1 :]], 1)
+            stats["optim/update_head"] = HeadChange.of(first, held, size)
         return stats
 
     def _squares(self, group: _Group, device: torch.device) -> Tensor:
@@ -395,10 +453,18 @@ class UpdateSample:
         return both.to(device) * scale
 
 
-def _whole(weight: Tensor) -> bool:
-    """True of a weight that is trained, and here with all its elements."""
-    held = weight.grad is not None and not hasattr(weight, "to_local") and not hasattr(weight, "ds_id")
-    return held and weight.numel() > 0 and weight.dtype in COMPARED and not weight.is_meta and not freed(weight)
+def _measurable(weight: Tensor) -> bool:
+    """Return True if ``weight`` is trained, and its elements or a shard of them can be read here."""
+    elsewhere = any(hasattr(weight, name) for name in ("ds_id", "_fsdp_flattened", "_is_flat_param"))
+    held = weight.grad is not None and not elsewhere
+    return held and weight.numel() > 0 and weight.dtype in COMPARED and not weight.is_meta
+
+
+def _counted(weight: Tensor, rank: int) -> Tensor | None:
+    """Return the elements of ``weight`` that count on this ``rank``; None if another rank counts them."""
+    whole = not hasattr(weight, "to_local")
+    part = (weight.detach() if rank == 0 else None) if whole else shard_of(weight)
+    return None if part is None or freed(part) else part
 
 
 def _samples(weights: Sequence[Tensor], members: Sequence[int], turn: int) -> Tensor:

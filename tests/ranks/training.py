@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rlwatch.control import mailbox
 from rlwatch.integrations.torch import Watcher
+from rlwatch.tensors.gradnorm import layer_of
 
 ROWS, TOKENS, VOCABULARY, STEPS, RESET_AT = 8, 6, 7, 4, 2
 CLIP = 0.5
@@ -114,8 +115,31 @@ def marks(model):
     return digest.hexdigest()
 
 
+def gathered(model):
+    """Copies of the whole weights in float64, by layer."""
+    layers = {}
+    for name, p in resharded(model).named_parameters():
+        weight = p.full_tensor() if hasattr(p, "full_tensor") else p
+        layers.setdefault(layer_of(name), []).append(weight.detach().double().flatten())
+    return {layer: torch.cat(parts) for layer, parts in layers.items()}
+
+
+def change_of(before, after):
+    """What one step changed, in float64: by layer and altogether."""
+    moved = {layer: (after[layer] - before[layer]).norm() for layer in before}
+    ratios = {layer: (moved[layer] / before[layer].norm()).item() for layer in before}
+    all_moved, size = torch.stack([*moved.values()]).norm(), torch.cat([*before.values()]).norm()
+    others = sorted(ratio for layer, ratio in ratios.items() if layer != "head")
+    return {f"update_layer/{layer}": ratio for layer, ratio in ratios.items()} | {
+        "optim/update_norm": all_moved.item(), "optim/update_ratio": (all_moved / size).item(),
+        "optim/update_head": ratios["head"] / others[1],
+    }  # fmt: skip
+
+
 def train(rank, ranks, folder, wrap, *, watched):
-    """Train; returns marks of the parameters and of the random state, and when the reference was seen to be reset."""
+    """Train; returns marks of the parameters and of the random state, when the reference was seen to be reset, and how
+    far each step moved the weights where nothing watches.
+    """
     policy, reference = models()
     policy, reference = wrap(policy), wrap(reference) if wrap is sharded else reference
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.05)
@@ -131,10 +155,12 @@ def train(rank, ranks, folder, wrap, *, watched):
             sigterm=False,
         )
     torch.manual_seed(rank)
-    reset, lefts = [], []
+    reset, lefts, changes = [], [], []
     for step in range(1, STEPS + 1):
+        before = gathered(policy) if watcher is None else None
         one_step(policy, reference, optimizer, watcher, step, rank, ranks)
         if watcher is None:
+            changes.append(change_of(before, gathered(policy)))
             if step == RESET_AT:  # by hand what the command does
                 pairs = zip(resharded(reference).parameters(), policy.parameters(), strict=True)
                 for theirs, ours in pairs:
@@ -153,7 +179,7 @@ def train(rank, ranks, folder, wrap, *, watched):
         watcher.finish()
     return {
         "parameters": marks(policy), "reference": marks(reference), "random": torch.get_rng_state().sum().item(),
-        "reset": reset, "lefts": lefts,
+        "reset": reset, "lefts": lefts, "changes": changes,
     }  # fmt: skip
 
 

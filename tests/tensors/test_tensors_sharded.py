@@ -1,4 +1,4 @@
-"""Norms of gradients that lie in shards: whole once the ranks are together, absent before."""
+"""Norms of gradients and changes of weights that lie in shards: whole once the ranks are together, absent before."""
 
 import math
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlwatch.tensors.gradnorm import Marked, Norm, grad_norms
 from rlwatch.tensors.mergeable import merge, merge_ranks
+from rlwatch.tensors.weight_gap import UpdateSample
 
 pytestmark = pytest.mark.torch
 
@@ -158,6 +159,73 @@ def test_the_shards_of_four_ranks_add_up_to_what_one_process_measures(layout):
         },
         rel=1e-6,
     )
+
+
+def change_of(rank, shape, names, placements, grads):
+    """What ``rank`` measures of one step of gradient descent by ``grads``, from weights of ones."""
+    with one_of_four(rank, shape, names) as mesh:
+        parameters = []
+        for name, grad in grads.items():
+            spec = placements.get(name)
+            whole = torch.ones_like(grad)
+            p = (whole if spec is None else part_of(whole, mesh, spec)).requires_grad_()  # a Parameter of it is made
+            # by an operation, whose result DTensor keeps with the mesh of the rank that was played first
+            p.grad = grad.clone() if spec is None else part_of(grad, mesh, spec)
+            parameters.append((name, p))
+        sample = UpdateSample.of(parameters, rank=rank)
+        torch.optim.SGD([p for _, p in parameters], lr=0.1, foreach=False).step()
+        return {} if sample is None else sample.stats()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_change_of_sharded_weights_is_that_of_the_whole_ones(layout):
+    """Every element counts once, in float64, and the head is compared with the median of layers that no rank has."""
+    grads = gradients() | {
+        f"{name}.weight": torch.full((5,), size) for name, size in {"a": 3.0, "lm_head": 4.0}.items()
+    }
+    shape, names, placements = LAYOUTS[layout]
+    placements = placements | dict.fromkeys(("a.weight", "lm_head.weight"), placements.get("layers.0.b"))
+    stats = {}
+    for rank in range(4):
+        stats = merge_ranks(stats, change_of(rank, shape, names, placements, grads))
+    exact = {name: 0.1 * torch.cat([grads[one].double().flatten() for one in members]) for name, members in {
+        "layers.0": ("layers.0.w", "layers.0.b"), "layers.1": ("layers.1.w",), "a": ("a.weight",),
+        "lm_head": ("lm_head.weight",),
+    }.items()}  # fmt: skip
+    ratios = {name: (change.norm() / len(change) ** 0.5).item() for name, change in exact.items()}
+    every = torch.cat([*exact.values()])
+
+    assert {name: stat.settle().value().item() for name, stat in stats.items()} == pytest.approx(
+        {
+            **{f"update_layer/{name}": ratio for name, ratio in ratios.items()},
+            "optim/update_norm": every.norm().item(),
+            "optim/update_ratio": (every.norm() / len(every) ** 0.5).item(),
+            "optim/update_head": ratios["lm_head"] / sorted(ratios[name] for name in exact if name != "lm_head")[1],
+        },
+        rel=1e-5,
+    )
+    assert all(stat.settle().count > 0 for stat in stats.values())
+
+
+def test_the_change_of_a_layer_without_one_of_its_shards_is_not_measured():
+    """That of the layers which are whole is."""
+    only_rows = {"layers.0.w": (ROWS,), "layers.0.b": (ROWS,)}
+    stats = {}
+    for rank in (0, 2, 3):
+        stats = merge_ranks(stats, change_of(rank, (4,), ("shard",), only_rows, gradients()))
+
+    assert values(stats).keys() == {"update_layer/layers.1"}
+
+
+def test_changes_of_weights_that_an_engine_flattens_or_partitions_are_not_measured():
+    """FSDP1 and ZeRO-3: what lies in the parameter is not the weight."""
+    model = net()
+    model["layers"][0].weight._fsdp_flattened = True
+    model["layers"][0].bias.ds_id = 3
+
+    assert UpdateSample.of(model.named_parameters()).stats().keys() == {
+        "update_layer/layers.1", "optim/update_norm", "optim/update_ratio",
+    }  # fmt: skip
 
 
 def test_a_missing_rank_leaves_out_what_it_held_a_part_of():

@@ -344,8 +344,8 @@ class Collector:
         return {}
 
     def _sampled(self, model: nn.Module, rank: int) -> UpdateSample | None:
-        """Sample the weights before the step, on one rank, because all hold the same."""
-        return UpdateSample.of(model.named_parameters(), self.steps.last) if rank == 0 else None
+        """Sample the weights before the step, as far as they count on this ``rank``."""
+        return UpdateSample.of(model.named_parameters(), self.steps.last, rank=rank)
 
     def _measure_update(self) -> None:
         update, self._update = self._update, None

@@ -18,7 +18,7 @@ from rlwatch.integrations.compat import lacking, vocab_size_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.trainer_settings import rates
-from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, sharding_engine, unseen
+from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, fsdp2, sharding_engine, unseen
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.tensors.grad_agreement import GradientTrail
 from rlwatch.tensors.gradnorm import GradNorms
@@ -102,11 +102,12 @@ class TrainerTaps:
             self._error_boundary.attempt(UPDATE_TAP, self._sample_update)
 
     def _sample_update(self) -> None:
-        """Sample the weights before the step, on one rank, unless they are sharded."""
+        """Sample the weights before the step, as far as they count on this rank, unless an engine hides them."""
         run = self._error_boundary.run
-        if run is not None and run.rank == 0 and sharding_engine(self.trainer) is None:
+        if run is not None and (sharding_engine(self.trainer) is None or fsdp2(self.trainer)):
             self._updates += 1
-            self._update = UpdateSample.of(self.trainer.model.named_parameters(), self._updates)
+            named = self.trainer.model.named_parameters()
+            self._update = UpdateSample.of(named, self._updates, rank=run.rank)
 
     def _measure_update(self) -> None:
         update, self._update = self._update, None
