@@ -38,7 +38,7 @@ types: $(VENV)/.dev
 
 # The typed scripts of the dashboard, by TypeScript where there is npm: they are plain ES modules with JSDoc types, so
 # nothing that installs or tests rlwatch needs it.
-TYPED := app/arrange.js app/curves.js app/keys.js app/live.js app/look.js app/overlay.js app/response.js app/save.js app/shapes.js app/study.js app/table.js
+TYPED := $(wildcard app/*.js) app/globals.d.ts
 TSC := build/typescript/node_modules/.bin/tsc
 scripts:
 	@command -v npm >/dev/null && { test -x $(TSC) || npm install --silent --prefix build/typescript typescript@7.0.2 >/dev/null 2>&1; } \

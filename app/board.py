@@ -22,7 +22,7 @@ from rlwatch.wording import number
 
 from . import charts
 from .charts import Ink
-from .endpoint import module_address
+from .endpoint import module_address, modules
 from .marks import ChartMark
 from .page_script import base_path, page_script
 from .thinning import Branches, Floats, ThinnedCurve
@@ -516,7 +516,14 @@ STUB = """export default function (component) {
 def _library() -> str:
     """Return a script that fetches the library once, and again if the connection fails."""
     address = json.dumps(module_address("board.js", base_path()))
+    others = json.dumps([module_address(name, base_path()) for name in modules()])
     return f"""{page_script()}
+for (const address of {others}) {{ // all at once, not one after the other as each names the next
+  const link = document.createElement("link");
+  link.rel = "modulepreload";
+  link.href = location.origin + address;
+  document.head.append(link);
+}}
 function load(tries) {{
   const again = tries ? `?again=${{tries}}` : "";
   import(location.origin + {address} + again).catch(() => setTimeout(load, 1000, tries + 1));

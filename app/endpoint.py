@@ -47,14 +47,23 @@ def _answering(name: str) -> Callable[[Request], Awaitable[Response]]:
 MODULES = (
     "arrange.js",
     "board.js",
+    "chart.js",
+    "controls.js",
     "curves.js",
     "keys.js",
+    "lane.js",
     "live.js",
     "look.js",
+    "menu.js",
+    "nodes.js",
+    "numbers.js",
     "overlay.js",
     "page.js",
+    "rulers.js",
     "save.js",
     "study.js",
+    "tip.js",
+    "views.js",
 )
 A_YEAR_S = 31_536_000
 HERE = Path(__file__).resolve().parent

@@ -2,11 +2,14 @@
 // New rows of a live run. The server sends events, the rows are fetched separately and appended to the charts. A hidden
 // page sends no requests and catches up when it is visible again; a lost connection is opened again.
 
+/** @typedef {import("./shapes.js").Panel} Panel */
+/** @typedef {import("./shapes.js").SeriesReply} SeriesReply */
+
 /**
  * @typedef {object} Watcher  a board that shows the run
  * @property {() => string[]} names  the metrics that it draws
  * @property {() => string} after  the sequence number up to which it has rows
- * @property {(reply: any) => void} take  new rows
+ * @property {(reply: SeriesReply) => void} take  new rows
  */
 
 const AGAIN_MS = 10000, MOST_AT_ONCE = 200;
@@ -98,17 +101,17 @@ const WORDS = new Map([["NaN", "NaN"], ["Infinity", "Inf"], ["-Infinity", "\u221
 
 /**
  * Append new rows to a chart's first line; returns true if there were any.
- * @param {any} panel
- * @param {any} reply
+ * @param {Panel} panel
+ * @param {SeriesReply} reply
  * @param {bigint} origin
  * @param {(value: number) => string} words
  */
 export function appended(panel, reply, origin, words) {
-  const one = reply.series[panel.name], [line] = panel.lines;
-  if (!one || !line || !panel.ends) return false;
+  const one = reply.series[panel.name], [line] = panel.lines, every = panel.ends;
+  if (!one || !line || !every) return false;
   const { steps } = reply.rows[one.rows];
   let grew = false;
-  one.values.forEach((/** @type {number | string} */ value, /** @type {number} */ i) => {
+  one.values.forEach((value, i) => {
     const last = line.x.at(-1), bad = panel.bad.at(-1)?.[0] ?? -Infinity, x = Number(BigInt(steps[i]) - origin);
     if (x <= Math.max(last ?? -Infinity, bad)) return; // rows that are drawn already
     grew = true;
@@ -120,7 +123,7 @@ export function appended(panel, reply, origin, words) {
       const y = Number(value);
       line.x.push(x);
       line.y.push(y);
-      for (const ends of panel.ends) {
+      for (const ends of every) {
         const room = ends[2] === 1 ? 0 : 0.06 * (ends[1] - ends[0]);
         if (y > ends[1]) ends[1] = y + room;
         if (y < ends[0] && !(ends[2] === 1 && y <= 0)) ends[0] = ends[2] === 1 ? y / 1.1 : y - room;

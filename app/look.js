@@ -64,7 +64,6 @@ export const now = () => read(location.search);
  */
 export function change(part) {
   const look = { ...now(), ...part };
-  // @ts-ignore: page.js stores the browser's own function there
   (globalThis.rlwatchPush ?? history.pushState.bind(history))({}, "", location.pathname + written(location.search, look));
   tell();
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // Code for all pages, sent with the first script of a page. An element of its own, outside of the pages, would shift
 // their contents.
 if (!globalThis.rlwatchPage) {
@@ -8,20 +9,23 @@ if (!globalThis.rlwatchPage) {
   // Streamlit's script sets each key of the query separately: changes at nearly the same time become one entry.
   // Streamlit does not know the names that the browser keeps in the address (look.js); they are preserved.
   const SOON_MS = 2000, SAME_ACT_MS = 250, OWN = ["axis", "smooth", "log", "clip", "side", "legend", "hide", "base", "setting", "result"];
+  /** @type {Record<string, string>} */
   const RUNS = { "/run": "run", "/compare": "runs" };
   const push = history.pushState.bind(history), replace = history.replaceState.bind(history);
-  let pushed = { search: null, path: "", at: 0 };
+  let pushed = { search: "none", path: "", at: 0 };
   globalThis.rlwatchPush = push;
-  function kept(address) {
+  /** @param {string | URL | null} [address] */
+  const kept = (address) => {
     const to = new URL(address ?? location.href, location.href), own = new URLSearchParams(location.search);
-    const name = RUNS[to.pathname.slice(to.pathname.lastIndexOf("/"))], runs = (query) => query.getAll(name).join("\n");
+    const name = RUNS[to.pathname.slice(to.pathname.lastIndexOf("/"))], runs = (/** @type {URLSearchParams} */ query) => query.getAll(name).join("\n");
     if (to.pathname !== location.pathname || !name || runs(to.searchParams) !== runs(own)) return to;
     for (const choice of OWN) {
-      if (own.has(choice)) to.searchParams.set(choice, own.get(choice));
+      const value = own.get(choice);
+      if (value !== null) to.searchParams.set(choice, value);
       else to.searchParams.delete(choice);
     }
     return to;
-  }
+  };
   history.pushState = (state, unused, address) => {
     const to = kept(address), at = performance.now();
     const between = pushed.search === to.search && to.search && pushed.path !== to.pathname && at - pushed.at < SOON_MS;
@@ -41,7 +45,7 @@ if (!globalThis.rlwatchPage) {
     setTimeout(() => {
       if (document.getElementById("root")?.childElementCount) return;
       if (Date.now() - Number(sessionStorage.getItem(AGAIN)) < AGAIN_MS) return;
-      sessionStorage.setItem(AGAIN, Date.now());
+      sessionStorage.setItem(AGAIN, String(Date.now()));
       location.reload();
     }, GONE_MS);
   });

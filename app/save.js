@@ -90,7 +90,7 @@ export function saveDrawn(panel, axis, view, origin) {
 
 /**
  * Save a chart as a picture, with its title and a legend.
- * @param {any} plot  a chart of uPlot
+ * @param {uPlot} plot
  * @param {Panel} panel
  * @param {{text: string, ground: string}} ink
  * @param {string} words  the title
@@ -127,7 +127,7 @@ function named(panel) {
 
 /**
  * Return a chart as SVG text: axes, lines, areas and title, in the chart's own size.
- * @param {any} plot  a chart of uPlot
+ * @param {uPlot} plot
  * @param {Panel} panel
  * @param {{text: string, quiet: string, grid: string, ground: string}} ink
  * @param {string} words  the title
@@ -154,7 +154,8 @@ export function drawing(plot, panel, ink, words) {
   const clip = put(root, "clipPath", { id: "inside" });
   put(clip, "rect", { x: left, y: top + HEAD_PX, width, height });
   const x = (/** @type {number} */ value) => (plot.valToPos(value, "x") + left).toFixed(1), y = (/** @type {number} */ value) => (plot.valToPos(value, "y") + top + HEAD_PX).toFixed(1);
-  const labels = (/** @type {any} */ axis) => (axis.show ? (axis._splits ?? []).map((/** @type {number} */ at, /** @type {number} */ i) => [at, axis._values?.[i] ?? ""]) : []);
+  /** Ticks and labels as the library drew them. @type {(axis: uPlot.Axis & {_splits?: number[] | null, _values?: string[] | null}) => [number, string][]} */
+  const labels = (axis) => (axis.show ? (axis._splits ?? []).map((at, i) => [at, axis._values?.[i] ?? ""]) : []);
   for (const [at, label] of labels(plot.axes[1])) {
     put(root, "line", { x1: left, x2: left + width, y1: y(at), y2: y(at), stroke: ink.grid });
     put(root, "text", { x: left - 5, y: Number(y(at)) + 4, fill: ink.quiet, "text-anchor": "end" }, String(label));
@@ -180,7 +181,7 @@ export function drawing(plot, panel, ink, words) {
 }
 
 /**
- * @param {any} plot
+ * @param {uPlot} plot
  * @param {Panel} panel
  * @param {{text: string, quiet: string, grid: string, ground: string}} ink
  * @param {string} words

@@ -1,8 +1,13 @@
 // @ts-check
 // Settings of several runs against a result: one point for each run, and one line for each run over all settings.
 
+import { choice, option } from "./controls.js";
+import { now } from "./look.js";
+import { el, within } from "./nodes.js";
+
 /** @typedef {{name: string, values: (number | string | null)[]}} Column */
 /** @typedef {{names: string[], places: number[], settings: Column[], results: Column[]}} Study */
+/** @typedef {import("./shapes.js").Ink} Ink */
 /** @typedef {import("./shapes.js").LegendEntry} LegendEntry */
 /** @typedef {{at: (value: number | string | null) => number | null, ticks: [number, string][]}} Scale */
 
@@ -76,6 +81,29 @@ function shown(study, legend, hidden) {
 }
 
 /**
+ * Draw the part of a page with the two pictures, and the choice of what they show.
+ * @param {HTMLElement} host
+ * @param {Study} study
+ * @param {LegendEntry[]} legend
+ * @param {Ink} ink
+ */
+export function showStudy(host, study, legend, ink) {
+  const look = now();
+  if (!host.firstChild) {
+    const heads = el("div", "chips");
+    heads.append(choice("setting", "Setting", []), choice("result", "Result", []));
+    host.append(el("h3", "", "Settings against the result"), heads, el("div", "pictures"));
+  }
+  const choices = /** @type {[string, Column[], string][]} */ ([["setting", study.settings, look.setting], ["result", study.results, look.result]]);
+  for (const [name, columns, chosen] of choices) {
+    const input = /** @type {HTMLSelectElement} */ (within(host, `select[name=${name}]`)), names = columns.map((column) => column.name);
+    if (String([...input.options].map((one) => one.value)) !== String(names)) input.replaceChildren(...names.map((one) => option(one)));
+    input.value = names.includes(chosen) ? chosen : names[0];
+  }
+  drawStudy(within(host, ".pictures"), study, legend, look, ink);
+}
+
+/**
  * Draw both pictures.
  * @param {HTMLElement} host
  * @param {Study} study
@@ -113,7 +141,6 @@ export function drawStudy(host, study, legend, look, ink) {
     put(lines, "line", { x1: place(i), x2: place(i), y1: PAD.top, y2: HIGH - PAD.bottom + 8, stroke: ink.quiet, "stroke-width": i === columns.length - 1 ? 2 : 1 });
     const label = put(lines, "text", { x: place(i), y: i % 2 ? HIGH - 6 : HIGH - 20, fill: ink.text, "text-anchor": "middle" }, cut(column.name, 22));
     put(label, "title", {}, column.name);
-    
   });
   for (const { name, run, colour } of runs) {
     const points = columns.map((column, i) => [place(i), scales[i].at(column.values[run])]);

@@ -101,10 +101,14 @@ def test_nothing_turns_streamlits_guards_off():
 
 
 SCRIPTS = [
-    "arrange.js", "board.js", "curves.js", "keys.js", "live.js", "look.js", "overlay.js", "page.js", "response.js", "save.js",
-    "shapes.js", "study.js", "table.js",
+    "arrange.js", "board.js", "chart.js", "controls.js", "curves.js", "keys.js", "lane.js", "live.js", "look.js", "menu.js",
+    "nodes.js", "numbers.js", "overlay.js", "page.js", "response.js", "rulers.js", "save.js", "shapes.js", "study.js",
+    "table.js", "tip.js", "views.js",
 ]  # fmt: skip
-DRAWS_NOTHING = {"arrange.js", "curves.js", "live.js", "look.js", "overlay.js", "page.js", "shapes.js"}
+DRAWS_NOTHING = {
+    "arrange.js", "chart.js", "curves.js", "lane.js", "live.js", "look.js", "menu.js", "numbers.js", "overlay.js", "page.js",
+    "rulers.js", "shapes.js", "tip.js", "views.js",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -1,0 +1,3 @@
+// endpoint.py wraps the drawing library as this module.
+import uPlot = require("./vendor/uPlot");
+export default uPlot;
