@@ -9,6 +9,7 @@ import { interpolated } from "./curves.js";
 import { drawLane } from "./lane.js";
 import { appended, follow } from "./live.js";
 import { listen, now, tell } from "./look.js";
+import { enough, grow, meansOf } from "./means.js";
 import { openMenu } from "./menu.js";
 import { button, el, within } from "./nodes.js";
 import { number } from "./numbers.js";
@@ -27,9 +28,10 @@ import { everyPanel, looked, thinned, unpacked } from "./views.js";
 /** @typedef {import("./look.js").Look} Look */
 /** @typedef {import("./views.js").Curves} Curves */
 /** @typedef {{chart: Chart, node: HTMLElement}} Held  a chart and the element that holds it */
-/** @typedef {{key: string, how: string, at: number, curves: Curves | undefined}} Exact  smoothed lines of the server, for a key */
+/** @typedef {import("./means.js").Means} Means */
+/** @typedef {{key: string, how: string, at: number, curves: Curves | undefined, means: Map<string, Means> | undefined}} Exact  lines of the server, for a key */
 
-const WAIT_MS = 260, PATIENCE_MS = 15000, NARROW_PX = 560, FEW = 3, LEFT_MS = 4;
+const WAIT_MS = 260, PATIENCE_MS = 15000, NARROW_PX = 560, FEW = 3, LEFT_MS = 4, MEANS = 240, SOON_MS = 500;
 
 /** @type {Set<Board>} */
 const ALL = new Set();
@@ -68,6 +70,8 @@ export class Board {
     this.anew = "";
     /** @type {Exact | undefined} */
     this.exactly = undefined;
+    /** What the server drew: the last row and the range. */
+    this.drawn = "";
     /** The pin that is dragged. @type {string | undefined} */
     this.carried = undefined;
     /** The chart on the full screen. @type {Held | undefined} */
@@ -160,7 +164,11 @@ export class Board {
         if (given.window[1] >= given.whole[1]) given.window = [given.window[0], Math.max(last, given.window[1])];
         given.whole = [given.whole[0], Math.max(last, given.whole[1])];
         if (now().axis !== "step") askRulersAgain(looks, relookAll);
-        if (this.exactly && Date.now() - this.exactly.at > RULER_MS) this.exactly.key = "";
+        for (const panel of panels()) { // means grow by themselves, smoothed lines are fetched again
+          const means = this.exactly?.means?.get(panel.name);
+          if (means) grow(means, panel.lines[0]);
+        }
+        if (this.exactly && !this.exactly.means && Date.now() - this.exactly.at > RULER_MS) this.exactly.key = "";
         this.relook();
       },
     });
@@ -188,34 +196,47 @@ export class Board {
   }
 
   /**
-   * Return lines that the server smoothed from every row, which it is asked for; undefined until it answers.
+   * Return lines that the server made from every row, smoothed ones or the means of stretches; undefined until it answers.
    * @param {Look} look
    */
   exact({ smooth, clip }) {
-    const { looks, window, axis } = this.given, api = looks?.api;
+    const { looks, window, axis } = this.given, api = looks?.api, mean = smooth === "off";
     if (!api) return undefined;
     const names = [...new Set(everyPanel(this.given).filter(thinned).map(({ name }) => name))].sort();
-    const key = JSON.stringify([smooth, clip, window[0], names]), how = `${smooth} ${clip}`;
+    const how = mean ? "mean" : `${smooth} ${clip}`, key = JSON.stringify([how, mean ? this.drawn : window[0], names]);
     if (!names.length || this.exactly?.key === key) return this.exactly?.curves;
     /** @type {Exact} */
-    const mine = { key, how, at: Date.now(), curves: this.exactly?.how === how ? this.exactly.curves : undefined };
+    const mine = { key, how, at: Date.now(), curves: this.exactly?.how === how ? this.exactly.curves : undefined, means: undefined };
     const origin = BigInt(this.given.origin ?? "0"), asked = new URLSearchParams(names.map((name) => ["metrics", name]));
     this.exactly = mine;
-    asked.set("smooth", smooth);
-    asked.set("clip", String(clip));
+    for (const [name, value] of mean ? [["mean", "true"], ["points", String(MEANS)]] : [["smooth", smooth], ["clip", String(clip)]]) asked.set(name, value);
     if (axis === "step") {
       asked.set("from", String(origin + BigInt(Math.round(window[0]))));
       asked.set("to", String(origin + BigInt(Math.round(window[1]))));
     }
-    fetch(`${api}/series?${asked}`).then((answer) => (answer.ok ? answer.json() : null)).then((/** @type {SeriesReply | null} */ reply) => {
+    const ask = () => fetch(`${api}/series?${asked}`).then((answer) => (answer.ok ? answer.json() : null)).then((/** @type {SeriesReply | null} */ reply) => {
       if (!reply || this.exactly !== mine) return;
-      mine.curves = new Map(Object.entries(reply.series).map(([name, one]) => [name, {
-        x: reply.rows[one.rows].steps.map((step) => Number(BigInt(step) - origin)),
-        y: one.values.map((value) => (typeof value === "number" ? value : null)),
-      }]));
+      const found = meansOf(reply, origin);
+      if (mean) this.grown(mine, found);
+      else mine.curves = found;
       this.relook();
     }).catch(() => { this.exactly = undefined; });
+    if (mean) (globalThis.requestIdleCallback ?? setTimeout)(() => void ask(), { timeout: SOON_MS }); // the charts come first
+    else void ask();
     return mine.curves;
+  }
+
+  /**
+   * Keep means, with the rows that came while they were on their way.
+   * @param {Exact} mine
+   * @param {Map<string, Means>} found
+   */
+  grown(mine, found) {
+    for (const panel of this.given.axis === "step" ? everyPanel(this.given) : []) {
+      const means = found.get(panel.name);
+      if (means) grow(means, panel.lines[0]);
+    }
+    mine.means = mine.curves = new Map([...found].filter(([, means]) => enough(means)));
   }
 
   /** @param {Component} component */
@@ -223,6 +244,7 @@ export class Board {
     this.ask = asking(component);
     this.given = component.data;
     this.given.marks = this.given.marks ?? [];
+    this.drawn = JSON.stringify([component.data.looks?.after, component.data.window]);
     const { looks } = this.given;
     if (looks) askRulers(looks, relookAll);
     this.followed(looks);

@@ -54,6 +54,7 @@ MODULES = (
     "lane.js",
     "live.js",
     "look.js",
+    "means.js",
     "menu.js",
     "nodes.js",
     "numbers.js",

@@ -111,7 +111,7 @@ export function appended(panel, reply, origin, words) {
   if (!one || !line || !every) return false;
   const { steps } = reply.rows[one.rows];
   let grew = false;
-  one.values.forEach((value, i) => {
+  one.values.forEach((value, i) => { // there is one for each row: only a mean may have none
     const last = line.x.at(-1), bad = panel.bad.at(-1)?.[0] ?? -Infinity, x = Number(BigInt(steps[i]) - origin);
     if (x <= Math.max(last ?? -Infinity, bad)) return; // rows that are drawn already
     grew = true;

@@ -148,7 +148,7 @@
  * @property {import("./look.js").Look} [look]
  */
 
-/** @typedef {{steps: Step[], times?: (number | null)[]}} Rows */
+/** @typedef {{steps: Step[], times?: (number | null)[], width?: Step, through?: Step}} Rows  the last two with means: steps of a range, and the last step */
 
 /**
  * @typedef {object} SeriesReply
@@ -157,7 +157,7 @@
  * @property {Step | null} last_step
  * @property {Step} next
  * @property {Rows[]} rows
- * @property {Record<string, {recorded: string, rows: number, values: (number | string)[]}>} series  NaN and infinities by name
+ * @property {Record<string, {recorded: string, rows: number, values: (number | string | null)[], counts?: number[]}>} series  NaN and infinities by name
  * @property {boolean} [all]
  */
 

@@ -103,6 +103,57 @@ def reduced(one: Series, starts: Mapping[int, int], buckets: int) -> Series:
     return Series(one.name, one.steps[at], one.values[at], one.attempts[at], one.seqs[at])
 
 
+@dataclass(frozen=True, slots=True)
+class BucketMeans:
+    """Means of one metric over ranges of steps of equal ``width``, for ranges that have rows.
+
+    ``starts`` (B,): first step of each range, a multiple of ``width``; ``values`` (B,): mean of its finite values, NaN
+    where it has none; ``counts`` (B,): number of its finite values; ``through``: last step that is included.
+    """
+
+    width: int
+    starts: Ints
+    values: Floats
+    counts: Ints
+    through: int
+
+
+def bucket_means(one: Series, starts: Mapping[int, int], window: tuple[int, int], buckets: int) -> BucketMeans:
+    """Return the mean of each of at most ``buckets + 1`` step ranges, over every row that no later attempt replaced.
+
+    Parameters
+    ----------
+    one
+        The metric, all of its rows.
+    starts
+        First step of each attempt.
+    window
+        First and last step, both included.
+    buckets
+        Number of ranges, about.
+    """
+    inside = counts(one, dict(starts)) & (one.steps >= window[0]) & (one.steps <= window[1])
+    steps, values = one.steps[inside], one.values[inside]
+    width = max(1, -(-(window[1] - window[0] + 1) // buckets))
+    if not len(steps):
+        none = np.empty(0, dtype=np.int64)
+        return BucketMeans(width, none, np.empty(0), none, window[1])
+    if (np.diff(steps) < 0).any():
+        order = np.argsort(steps, kind="stable")
+        steps, values = steps[order], values[order]
+    bucket = steps // width
+    firsts = np.flatnonzero(np.diff(bucket, prepend=bucket[0] - 1))
+    finite = np.isfinite(values)
+    held = np.add.reduceat(finite.astype(np.int64), firsts)
+    shown, most = np.where(finite, values, 0.0), np.maximum(held, 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = np.add.reduceat(shown, firsts) / most
+    if not np.isfinite(means).all():  # the sum of some range is larger than a float64
+        means = np.add.reduceat(shown / np.repeat(most, np.diff(firsts, append=len(steps))), firsts)
+    means[held == 0] = np.nan
+    return BucketMeans(width, bucket[firsts] * width, means, held, int(steps[-1]))
+
+
 def _extremes(steps: Ints, values: Floats, buckets: int) -> Ints:
     """Return sorted indices of the smallest and largest value of each of ``buckets`` equal step ranges."""
     if len(steps) <= 2 * buckets + 2:

@@ -10,9 +10,9 @@ import { rulersOf } from "./rulers.js";
 /** @typedef {import("./shapes.js").Line} Line */
 /** @typedef {import("./shapes.js").Panel} Panel */
 /** @typedef {import("./look.js").Look} Look */
-/** @typedef {Map<string, {x: number[], y: (number | null)[]}>} Curves  lines that the server smoothed, by metric */
+/** @typedef {Map<string, {x: number[], y: (number | null)[]}>} Curves  lines that the server made from every row, by metric */
 
-const MANY = 240, SCALES = ["", "log scale", "log scale, both ways"];
+const MANY = 240, MADE = ["smoothed", "mean"], SCALES = ["", "log scale", "log scale, both ways"];
 
 /**
  * Give each line its positions, which are sent as distances.
@@ -54,7 +54,7 @@ const SECOND = { light: "#B34700", dark: "#F0824A" };
 function paired(panel, [left, right], ink) {
   const colour = parseInt(ink.text.slice(1, 3), 16) > 127 ? SECOND.dark : SECOND.light;
   const own = (/** @type {Panel} */ one, /** @type {Partial<Line>} */ more) =>
-    one.lines.map((line) => ({ ...line, ...more, name: line.name === "smoothed" ? `${one.title}, smoothed` : line.mute ? line.name : one.title }));
+    one.lines.map((line) => ({ ...line, ...more, name: MADE.includes(line.name) ? `${one.title}, ${line.name}` : line.mute ? line.name : one.title }));
   return {
     ...panel, lines: [...own(left, {}), ...own(right, { colour, right: true })], range: left.range, log: left.log, beyond: left.beyond,
     bad: [left, right].flatMap((one) => one.bad.map(([x, word]) => /** @type {[number, string, string]} */ ([x, word, one.title]))), band: null, rules: [],
@@ -90,7 +90,7 @@ function ofRuns(panel, given, look) {
 }
 
 /**
- * Return the board for these choices; ``exact`` returns lines that the server smoothed.
+ * Return the board for these choices; ``exact`` returns lines that the server made from every row.
  * @param {BoardData} given
  * @param {import("./shapes.js").Looks} looks
  * @param {Look} look
@@ -104,14 +104,15 @@ export function looked(given, looks, look, exact) {
   const step = (/** @type {number} */ x) => (own ? interpolated(own.places, own.steps, x) : x);
   /** @type {(x: number) => number} */
   const at = axis === given.axis ? (x) => x : ruler ? (x) => interpolated(ruler.steps, ruler.places, step(x)) : (x) => Math.round(step(x));
-  const curves = look.smooth === "off" ? undefined : exact(look);
+  const curves = exact(look);
 
-  /** @type {(panel: Panel, first: Line) => Line[]} */
-  const smooth = (panel, first) => {
-    const steps = first.x.map(step), served = curves?.get(panel.name);
+  /** The measured line, pale below a smoothed one or the means of a long one. @type {(panel: Panel, first: Line) => Line[]} */
+  const over = (panel, first) => {
+    const steps = first.x.map(step), served = curves?.get(panel.name), off = look.smooth === "off";
+    if (off && !served) return [{ ...first, width: 1.5, alpha: 1 }];
     const curve = served ? { x: served.x.map((x) => (own ? interpolated(own.steps, own.places, x) : x)), y: served.y }
       : { x: first.x, y: smoothed(steps, first.y, look.smooth, (look.clip && panel.usual) || null, spacing(steps)) };
-    return [{ ...first, width: 1, alpha: 0.35 }, { ...first, ...curve, name: "smoothed", width: 1.8, alpha: 1 }];
+    return [{ ...first, width: 1, alpha: 0.35 }, { ...first, ...curve, name: off ? "mean" : "smoothed", width: 1.8, alpha: 1 }];
   };
 
   /** @type {(panel: Panel) => Panel} */
@@ -123,7 +124,7 @@ export function looked(given, looks, look, exact) {
     if (panel.ends && first) {
       const [low, high, scale] = panel.ends[2 * Number(look.log) + Number(!look.clip)], old = others.filter((line) => line.name !== "smoothed");
       [range, log] = [[low, high], scale];
-      drawn = [...(look.smooth === "off" ? [{ ...first, width: 1.5, alpha: 1 }] : smooth(panel, first)), ...old];
+      drawn = [...over(panel, first), ...old];
     }
     if (axis !== given.axis) drawn = drawn.map((line) => ({ ...line, x: line.x.map(at) }));
     return {

@@ -162,6 +162,23 @@ def test_a_smoothed_curve_is_that_of_the_page(store_dir):
     assert "EMA 7" in fits(client().get("/api/runs/run-1/series?metrics=reward&smooth=EMA+7"), SERIES, 400)["error"]
 
 
+def test_a_mean_is_of_every_row_and_knows_its_range(store_dir):
+    """A thinned series keeps extremes only, so its mean would be another one; NaN is in the count of no range."""
+    odd = {700: math.nan, 701: math.inf, **dict.fromkeys(range(801, 901), math.nan)}
+    write_run(store_dir, steps=2000, metrics=lambda s: {"reward": odd.get(s, float(s % 10)), "other": 2.0})
+
+    said = fits(client().get("/api/runs/run-1/series?metrics=reward&metrics=other&mean=true&points=20"), SERIES)
+
+    rows, reward = said["rows"][0], said["series"]["reward"]
+    assert (rows["width"], rows["through"], rows["steps"][:3]) == (100, 2000, [0, 100, 200])
+    assert reward["values"][:2] == [sum(s % 10 for s in range(1, 100)) / 99, 4.5]
+    assert reward["values"][7] == (450 - 0 - 1) / 98
+    assert (reward["values"][8], reward["counts"][8], reward["counts"][7]) == (0.0, 1, 98)
+    assert set(said["series"]["other"]["values"]) == {2.0}
+    part = fits(client().get("/api/runs/run-1/series?metrics=reward&mean=true&from=801&to=900&points=1"), SERIES)
+    assert part["series"]["reward"] == {"recorded": "reward", "rows": 0, "values": [None, None], "counts": [0, 0]}
+
+
 def test_the_other_axes_are_told_by_their_knots(store_dir):
     """A pause has both of its ends; what was not logged is no axis."""
     writer = open_store(str(store_dir)).open_run(RunInfo("paused"))

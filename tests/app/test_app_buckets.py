@@ -1,9 +1,12 @@
 """Thinning keeps every spike, every NaN and every gap."""
 
+from fractions import Fraction
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app.thinning import branches, sparkline, thin, trend
+from rlwatch_app.thinning import branches, bucket_means, sparkline, thin, trend
 
 from rlwatch.compare import attempt_starts
 from rlwatch.ports import Series
@@ -123,3 +126,43 @@ def test_trend_is_not_blinded_by_nan():
     rising = np.arange(100.0)
     rising[50:60] = np.nan
     assert trend(rising) == "↑"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.floats(allow_nan=True, allow_infinity=True)), max_size=300),
+    st.integers(1, 40),
+    st.data(),
+)
+def test_a_mean_is_that_of_every_finite_row_of_its_range(rows, buckets, data):
+    """Against rational numbers: unordered steps, values up to the largest, NaN and infinities, restarts."""
+    attempts = sorted(data.draw(st.lists(st.integers(1, 3), min_size=len(rows), max_size=len(rows))))
+    one = series([value for _, value in rows], [step for step, _ in rows], attempts)
+    starts, window = attempt_starts([one]), (50, 350)
+    found = bucket_means(one, starts, window, buckets)
+
+    replaced_from = {a: min((first for b, first in starts.items() if b > a), default=10**9) for a in starts}
+    of_range: dict[int, list[float]] = {}
+    for step, value, attempt in zip(one.steps.tolist(), one.values.tolist(), attempts, strict=True):
+        if 50 <= step <= 350 and step < replaced_from[attempt]:
+            of_range.setdefault(step // found.width, []).append(value)
+
+    assert len(found.starts) <= buckets + 1
+    assert found.starts.tolist() == [found.width * bucket for bucket in sorted(of_range)]
+    for mean, count, (_, values) in zip(found.values, found.counts, sorted(of_range.items()), strict=True):
+        finite = [value for value in values if np.isfinite(value)]
+        assert count == len(finite)
+        if not finite:
+            assert np.isnan(mean)
+            continue
+        exact = sum(map(Fraction, finite)) / len(finite)
+        assert abs(Fraction(float(mean)) - exact) <= Fraction(1, 10**13) * max(abs(Fraction(v)) for v in finite)
+
+
+def test_a_mean_of_whole_numbers_is_exact():
+    """Steps of 0 to 99999 in 240 ranges, one spike and one NaN: nothing is sampled."""
+    values = np.arange(100_000, dtype=np.float64)
+    values[500], values[501] = np.nan, 1e6
+    found = bucket_means(series(values), {1: 0}, (0, 99_999), 240)
+    assert (found.width, found.through, int(found.counts.sum())) == (417, 99_999, 99_999)
+    assert found.values[0] == np.mean(np.arange(417))
+    assert found.values[1] == pytest.approx((np.nansum(values[417:834])) / 416, rel=1e-15)

@@ -1,12 +1,13 @@
 """The switches above a run's charts: drawn by the browser alone, kept in the address, one step back for each."""
 
 import json
+import math
 import re
 import time
 
 import pytest
 from playwright.sync_api import expect
-from test_browser_charts import drag, strip
+from test_browser_charts import at, drag, strip
 from test_browser_pages import write
 
 from rlwatch.records import RunInfo, StepRecord
@@ -115,3 +116,72 @@ def test_a_smoothed_line_is_the_one_that_the_server_makes(shared_app, page, shar
         answer = page.request.get(f"{shared_app}/api/runs/rough/series", params={"metrics": "reward", "smooth": how})
         drawn = page.evaluate(CURVES, [list(range(1, 101)), values, how])
         assert drawn == pytest.approx(answer.json()["series"]["reward"]["values"], rel=1e-9)
+
+
+def saw(step):
+    """A value of its step; one is a spike, a stretch is not finite."""
+    return {**dict.fromkeys(range(690, 731), math.nan), 740: math.inf, 3500: 900.0}.get(step, float((37 * step) % 101))
+
+
+def test_a_long_chart_shows_its_extremes_and_the_mean_of_every_row(shared_app, page, shared_store):
+    """The mean is exact where the drawn points are extremes only; NaN stays in the tooltip, by any axis."""
+    store = open_store(shared_store)
+    writer = store.open_run(RunInfo("long-mean", project="p", source="trl/grpo"))
+    writer.write([StepRecord(s, {"reward": saw(s)}, 1000.0 + s) for s in range(1, 4801)])
+    page.goto(f"{shared_app}/run?run=long-mean&live=false&legend=true&clip=false")
+    chart = strip(page)
+    expect(page.locator(".legend").first).to_contain_text("mean")
+
+    page.mouse.move(*at(chart, 0.5))
+    rows = page.locator(".tip").first.locator(".line")
+    expect(rows.filter(has_text="mean")).to_be_visible()
+    place, shown = (rows.filter(has_text="mean").locator(one).inner_text() for one in (".quiet", "b"))
+    middle = float(re.search(r"[\d\u202f]+", place)[0].replace("\u202f", "")) if place else None
+    ranges = [range(20 * k, 20 * k + 20) for k in range(241)]
+    near = [sum(map(saw, own)) / 20 for own in ranges if middle is None or abs(own[0] + 9.5 - middle) <= 1]
+    assert any(abs(float(shown) - mean) < 1e-3 for mean in near)
+
+    page.mouse.move(*at(chart, 710 / 4799))
+    expect(page.locator(".tip").first).to_contain_text("NaN")
+    page.get_by_label("Axis").first.select_option("time")
+    page.mouse.move(*at(chart, 0.4))
+    expect(page.locator(".tip").first).to_contain_text("mean")
+    page.get_by_label("Smooth").first.select_option("EMA 0.9")
+    expect(page.locator(".legend").first).not_to_contain_text("mean")
+    writer.close()
+    store.close()
+
+
+GROWN = """async ([reply, steps, values]) => {
+  const { name } = performance.getEntriesByType("resource").find(({ name }) => name.endsWith("/means.js"));
+  const { grow, meansOf } = await import(name), means = meansOf(reply, 7n).get("m");
+  for (const upto of [values.length / 2, values.length]) grow(means, { x: steps.slice(0, upto), y: values.slice(0, upto) });
+  return means;
+}"""
+
+
+def test_means_grow_by_new_rows_to_what_the_server_would_send(shared_app, page, shared_store):
+    """Part of a range, new ranges, a gap and NaN; rows that the means have are not counted twice."""
+    write(shared_store, "grown", steps=range(1, 5))
+    page.goto(f"{shared_app}/run?run=grown&live=false")
+    strip(page)
+    steps = [*range(10, 60), *range(400, 470)]
+    values = [None if s % 13 == 0 else ((37 * s) % 101) / 7 for s in steps]
+
+    def means(last):
+        ranges: dict[int, list[float]] = {}
+        for step, value in zip(steps, values, strict=True):
+            if value is not None and step <= last:
+                ranges.setdefault(step // 10 * 10, []).append(value)
+        return list(ranges), [sum(own) / len(own) for own in ranges.values()], [len(own) for own in ranges.values()]
+
+    starts, sent, counts = means(413)
+    reply = {
+        "rows": [{"steps": starts, "width": 10, "through": 413}],
+        "series": {"m": {"recorded": "m", "rows": 0, "values": sent, "counts": counts}},
+    }
+    grown = page.evaluate(GROWN, [reply, [s - 7 for s in steps], values])
+    starts, whole, counts = means(469)
+    assert grown["x"] == [start - 7 + 4.5 for start in starts]
+    assert grown["counts"] == counts
+    assert grown["y"] == pytest.approx(whole, rel=1e-12)
