@@ -133,6 +133,7 @@ def made(task: Task, starts: Path) -> dict[str, Any]:
         dry = str(task.arm != "policy").lower()
         permission.write_text(f"[[rescue]]\nskip_nonfinite = true\ndry_run = {dry}\n")
         trainer, truth = make_trainer(setting, task.seed, starts, Path(directory))
+        truth.dead_steps = setting.steps  # a policy may yet restore the weights
         run = watch(
             trainer,
             store=f"memory://{name}",
@@ -153,7 +154,8 @@ def made(task: Task, starts: Path) -> dict[str, Any]:
         heldout = dict(truth.heldout)
         acts = list(acts_of(f"memory://{name}", name))
         forget(name)
-    last = [heldout[step] for step in sorted(heldout)[-2:]] if end == "finished" else [0.0]
+    alive = end == "finished" and not truth.nan.get(int(trainer.state.global_step))
+    last = [heldout[step] for step in sorted(heldout)[-2:]] if alive else [0.0]
     return {
         "key": task.key,
         "group": task.group,
@@ -276,7 +278,7 @@ with the policy. Written by `python benchmarks/rescue.py report {file} --page do
 * **Pairs**: {pairs}.
 * **Runs**: GRPO by TRL on tiny policies (75,000 parameters, 200 steps), watched with snapshots every ten steps. The two
   of a pair are the same to the bit until the policy acts. Accuracy is that of 256 held-out problems, the mean of the
-  last two evaluations. A run that ends in an error has accuracy 0.
+  last two evaluations. A run that ends in an error, or with weights that are not finite, has accuracy 0.
 * **Halt**: the accuracy of the last good snapshot at the first alarm, which is what stopping there would have kept.
 * **Saved**: the policy keeps at least .7 of what the healthy run of the same seed has over the unguarded one. A pair in
   which the fault cost less than .05 counts as neither.

@@ -39,6 +39,8 @@ class Truth:
     heldout: dict[int, float] = field(default_factory=dict)
     nan: dict[int, float] = field(default_factory=dict)
     skipped: dict[int, float] = field(default_factory=dict)
+    dead_steps: int = DEAD_STEPS
+    """Steps with weights that are not finite, after which the run is ended."""
 
     def columns(self, steps: Sequence[int]) -> dict[str, list[float | None]]:
         """``truth/...`` of ``steps``, None where it was not measured."""
@@ -141,7 +143,7 @@ class Faults(TrainerCallback):
         self._truth.nan[step] = float(not finite)
         self._truth.skipped[step] = float(self._trainer.inner_optimizer.skipped)
         stops = self._setting.stop is not None and step >= self._setting.stop
-        control.should_training_stop |= stops or sum(self._truth.nan.values()) > DEAD_STEPS
+        control.should_training_stop |= stops or sum(self._truth.nan.values()) > self._truth.dead_steps
         if finite:
             self._measure(step, policy)
 

@@ -31,6 +31,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import sub
+from statistics import median
 
 from rlwatch.catalogue import kinds
 from rlwatch.control.commands import LAST_GOOD, NONFINITE, ROLLBACK, SKIP_STEP
@@ -56,7 +58,12 @@ policy.
 """
 EXPLODING_KINDS = frozenset({"entropy_explosion"})
 UNREWARDED = 2
-"""Number of batches without a reward after which the rescue no longer waits for one."""
+"""Number of batches without a reward after which the rescue no longer waits for one. A trainer that trains several
+steps on one batch has a reward as often."""
+BEYOND = 10.0
+"""Spreads by which a reward is above all earlier ones, and at least twice as high, if its function is another now."""
+STRANGE = "the reward is far above every earlier one while the run collapses, so its function seems to have changed"
+"""Reason for which a reward that rose is not taken for a good one."""
 MANY_NATS = 1.25
 """Ratio of the entropy to its start from which on a fall of the reward is attributed to an explosion of the entropy."""
 LOWER_LR = "lower-lr"
@@ -201,13 +208,16 @@ class BeforeAlarm:
     """Values of the run at its newest alarm.
 
     ``level``, ``spread``: median and spread of the reward before it, in its unit. ``entropy``: the policy's. ``good``:
-    step of the newest good snapshot. None where a value is not known.
+    step of the newest good snapshot. None where a value is not known. ``top``: highest level of a sound row.
+    ``every``: steps from one reward to the next.
     """
 
     level: float | None = None
     spread: float = 0.0
     entropy: float | None = None
     good: int | None = None
+    top: float | None = None
+    every: int = 1
 
 
 @dataclass(slots=True)
@@ -263,7 +273,7 @@ class RescueCourse:
         self._alarm: Alert | None = None
         self._before = BeforeAlarm()
         self._probes: list[float] = []
-        self._sampled = 0
+        self._probing_until = 0
         self._verifier = self._drift = False
         self._drifted = False
         self._moves: deque[Move] = deque()
@@ -306,10 +316,8 @@ class RescueCourse:
         self._note_skips(step)
         if self.policy.skip_nonfinite and not self._armed:
             return self._guarded(step)
-        if self.measures:
-            self._sampled += 1
-            if reward is not None:
-                self._probes.append(reward if math.isfinite(reward) else -math.inf)
+        if self.measures and reward is not None:
+            self._probes.append(reward if math.isfinite(reward) else -math.inf)
         move = self._move(step, health)
         return None if move is None else self._command(move)
 
@@ -352,9 +360,10 @@ class RescueCourse:
         if self.measures and self._verifier_speaks(step, health):
             return None
         self._drift = self._drift or (self.measures and _drifting(health))
-        if self.stage is Stage.PROBING and self._probed:
+        probed = len(self._probes) >= self.policy.probe or step >= self._probing_until
+        if self.stage is Stage.PROBING and probed:
             return self._current_judged(step)
-        if self.stage is Stage.RESTORED and self._probed:
+        if self.stage is Stage.RESTORED and probed:
             return self._restored_judged(step)
         if self.stage is Stage.OUTSIDE and self._back(self._probes[-self.policy.probe :]):
             self._note(step, "the reward is back with the same weights: updates go on, at the full rate")
@@ -362,24 +371,26 @@ class RescueCourse:
             return self._popped(step)
         return None
 
-    @property
-    def _probed(self) -> bool:
-        """True once enough rewards of the weights were measured, or no more are expected."""
-        return len(self._probes) >= self.policy.probe or self._sampled >= self.policy.probe + UNREWARDED
+    def _probe(self, step: int) -> None:
+        """Measure from now on, until enough rewards are there or no more are expected."""
+        self._probes, self._probing_until = [], step + self._before.every * (self.policy.probe + UNREWARDED)
 
     def _watched(self, step: int, health: RunHealth) -> Move | None:
         alarm = self.policy.alarm(health)
         unsound = bool(health.rows) and bool(health.rows[-1].why_not)
         if alarm is None or not unsound or step < self._cool_until or self._is_dismissed(alarm, health):
             return self._raised(step, health)
-        self._alarm, self._probes, self._sampled, self._named = alarm, [], 0, {}
+        self._alarm, self._named = alarm, {}
         self._remember(health)
         before = [row for row in health.rows if row.level is not None and not row.why_not]
         good = self._before.good = self._worth_restoring(health, before)
         at = [row for row in before if good is not None and row.step <= good] or before[: 1 if good == 0 else None]
         self._before.level = at[-1].level if at else None
         self._before.spread = at[-1].spread if at else 0.0
+        self._before.top = max((row.level for row in before if row.level is not None), default=None)
         self._before.entropy = health.rows[-1].entropy
+        rewarded = [row.step for row in health.rows if row.reward is not None]
+        self._before.every = max(1, int(median(map(sub, rewarded[1:], rewarded)))) if len(rewarded) > 1 else 1
         self._drift = _drifting(health)
         self._note(
             step, f"{alarm.kind} since step {alarm.onset_step}", {"level": self._before.level, "last_good": good}
@@ -388,12 +399,14 @@ class RescueCourse:
             self._cool_until = step + self.policy.cooldown_steps
             return None
         self.stage = Stage.PROBING
+        self._probe(step)
         return Move("hold", {"batches": HELD}, f"{alarm.kind}: are the current weights really worse?")
 
     def _current_judged(self, step: int) -> Move | None:
         current, back = self._probes[: self.policy.probe], self._back(self._probes)
         self._note(step, "current weights", {"rewards": list[JSON](current), "level": self._before.level})
         kind = self._alarm.kind if self._alarm is not None else ""
+        beyond = self._beyond(self._probes)
         if back and not self._drift and kind not in MISMATCH_KINDS | EXPLODING_KINDS:
             self._note(step, "a false alarm: the current weights are as good as before")
             if self._alarm is not None and self._before.level is not None:
@@ -416,12 +429,19 @@ class RescueCourse:
         if back:
             self._mend("in place, as the reward has not fallen")
             return self._popped(step)
+        if self._before.good is None and beyond:
+            self._stay_out(step, f"{STRANGE}; updates stay held, with the current weights, and a person is needed")
+            return None
         if self._before.good is None:
             self._mend("in place, as no snapshot is known to be good")
             return self._popped(step)
-        self.stage, self._probes, self._sampled = Stage.RESTORED, [], 0
-        why = f"reward {_numbers(current)} with the current weights, {number(self._before.level)} before"
-        return Move(ROLLBACK, {"to": LAST_GOOD}, why)
+        self.stage = Stage.RESTORED
+        self._probe(step)
+        now = f"reward {_numbers(current)}" if current else "no reward was measured"
+        level = self._before.level
+        before = "" if level is None else f", {number(level)} before"
+        odd = f": {STRANGE}" if beyond else ""
+        return Move(ROLLBACK, {"to": LAST_GOOD}, f"{now} with the current weights{before}{odd}")
 
     def _restored_judged(self, step: int) -> Move | None:
         restored = list(self._probes)
@@ -470,7 +490,7 @@ class RescueCourse:
             self.stage = Stage.PROBING
             self._note(step, "the verifier scores known answers as before: are the current weights worse?")
         if changed or self._verifier:
-            self._probes, self._sampled = [], 0  # rewards measured so far are invalid
+            self._probe(step)  # rewards measured so far are invalid
         self._verifier, spoke = changed, changed or self._verifier
         return spoke
 
@@ -522,11 +542,13 @@ class RescueCourse:
     def _lower(self, kind: str, *, mild: bool) -> None:
         """Choose the fraction of the learning rate, and the one to which it may rise again."""
         scale = self.policy.mild_scale if mild else self.policy.scale
-        if kind == FIRST_UPDATES or self._rescues > 1:  # this rate itself is too high: never return to it
+        if self._rescues > 1:  # this rate itself is too high: never return to it
             self._rate.ceiling = min(self._rate.ceiling, self._rate.scale / RAISE)
         rate = self._named.get(RATE)
         if rate is None:
             self._rate.scale *= scale
+            if kind == FIRST_UPDATES:  # no rate up to this one has ever been good in this run
+                self._rate.ceiling = min(self._rate.ceiling, self._rate.scale)
             return
         now = self._measured.get(RATE, rate.after)
         self._rate.scale *= min(1.0, rate.before / now) if now > 0 else 1.0
@@ -624,11 +646,17 @@ class RescueCourse:
 
     def _back(self, rewards: Sequence[float]) -> bool:
         """Return whether the mean of these rewards is as good as the level before, within noise."""
-        if self._before.level is None or len(rewards) < self.policy.probe:
+        if self._before.level is None or len(rewards) < self.policy.probe or self._beyond(rewards):
             return False
         mean = sum(rewards) / len(rewards)
         allowed = max((1.0 - NEAR) * abs(self._before.level), self._before.spread / math.sqrt(len(rewards)))
         return mean >= self._before.level - allowed
+
+    def _beyond(self, rewards: Sequence[float]) -> bool:
+        """Return whether the mean of these rewards is far above the highest one before the alarm."""
+        top = self._before.top
+        limit = math.inf if top is None else top + max(BEYOND * self._before.spread, abs(top))
+        return bool(rewards) and sum(rewards) / len(rewards) > limit
 
     def _note(self, step: int, why: str, evidence: Mapping[str, JSON] | None = None) -> None:
         self.notes.append(Note(step, self.stage, why, evidence or {}))

@@ -5,8 +5,10 @@ import torch
 from tiny_trl import FakeRun, make_trainer
 from transformers import TrainerCallback
 
+from rlwatch.control.policy import RunHealth
+from rlwatch.control.rescue import RescuePolicy
 from rlwatch.integrations.trl import watch
-from rlwatch.records import Command, CommandStatus
+from rlwatch.records import Alert, AlertState, Command, CommandStatus, JudgedRow, Severity
 
 pytestmark = pytest.mark.torch
 
@@ -160,3 +162,28 @@ def test_commands_wait_for_the_boundary(tmp_path):
 
     assert [(answer.status, answer.step) for answer in run.answers] == [(CommandStatus.DONE, 2)]
     assert rates(run)[3] == pytest.approx(5e-4)
+
+
+class Failing(FakeRun):
+    """Its reward fell after the first two steps, and its owner permits to save it."""
+
+    rescue = RescuePolicy(dry_run=False)
+
+    def health(self):
+        step = max(self.rows(), default=0)
+        rows = [JudgedRow(s, "" if s <= 2 else "it fell", 0.9, 0.01, None, 0.1) for s in range(0, step + 1, 2)]
+        alert = Alert("a", "r", "rule", "reward_drop", Severity.CRITICAL, AlertState.FIRING, 3, 3, "it fell")
+        return RunHealth(alerts=(alert,) if step >= 3 else (), rows=tuple(rows))
+
+
+def test_a_rescue_measures_the_reward_of_a_generation_after_the_last_step_that_trains_on_it(tmp_path):
+    """The trainer logs it with the first of the two, and commands wait for the second."""
+    trainer, run = make_trainer(tmp_path, num_iterations=2, max_steps=12), Failing()
+    watch(trainer, run=run)
+    trainer.train()
+    commands = [(e.step, e.body["command"]) for e in run.events if e.kind == "command"]
+    (measured,) = [e for e in run.events if e.kind == "rescue" and e.body["why"] == "current weights"]
+    rewards = [metrics["reward/mean"] for step, metrics in run.logged if step in (7, 9) and "reward/mean" in metrics]
+
+    assert commands[0] == (6, "hold")
+    assert (measured.step, measured.body["evidence"]["rewards"]) == (10, pytest.approx(rewards))

@@ -431,7 +431,11 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         while self._sealed and (wait or self._sealed[0].ready()):
             sealed = self._sealed.popleft()
             if self.error_boundary.run is not None:
-                self.latest = sealed.deliver(self.error_boundary.run, self._decode)
+                self.latest = self.newest_after(sealed.deliver(self.error_boundary.run, self._decode))
+
+    def newest_after(self, measured: dict[str, float]) -> dict[str, float]:
+        """Return what :attr:`latest` becomes after a step with the metrics ``measured``."""
+        return measured
 
     def newest(self) -> Mapping[str, float]:
         """Return the metrics of the last step, for commands that report the values before them.

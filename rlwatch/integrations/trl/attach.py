@@ -14,6 +14,7 @@ from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.canaries import Canaries, Canary, CanaryScorer
 from rlwatch.integrations.completions import KeepCompletions
+from rlwatch.integrations.held_updates import REWARD
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, localiser_of
 from rlwatch.integrations.ranks import RunRanks
@@ -24,7 +25,7 @@ from rlwatch.integrations.trainer_settings import SETTING
 from rlwatch.integrations.transformers.attach import RLWatchCallback, StepCallback, refuse_twice, report_crashes, tap
 from rlwatch.integrations.transformers.commands import holdings
 from rlwatch.integrations.trl.batch import Sampled
-from rlwatch.integrations.trl.commands import Control
+from rlwatch.integrations.trl.commands import Control, steps_of_generation
 from rlwatch.integrations.trl.localise import wished
 from rlwatch.integrations.trl.taps import TrlTaps, obstacle
 from rlwatch.integrations.trl.verifiers import canary_scores
@@ -200,6 +201,7 @@ class RolloutStepCallback(StepCallback):
     ) -> None:
         self._orders = Control(trainer, error_boundary, self.newest, RunRanks(error_boundary), snapshots=snapshots)
         self._trl_taps = taps
+        self._reused = 0
         super().__init__(taps, error_boundary, lambda _latest: self._orders, decode)
 
     @override
@@ -209,6 +211,19 @@ class RolloutStepCallback(StepCallback):
         if self.latest is not before:
             self._trl_taps.delivered(self.latest)
             self.error_boundary.attempt(SYNC_TAP, self._note_weights)
+
+    @override
+    def newest_after(self, measured: dict[str, float]) -> dict[str, float]:
+        """Add the reward of the generation that this step trains on, if an earlier step was the first to train on it.
+
+        Commands are executed before a generation, so after its last step.
+        """
+        reward = self.latest.get(REWARD)
+        if REWARD in measured or reward is None:
+            self._reused = 0
+            return measured
+        self._reused += 1
+        return {**measured, REWARD: reward} if self._reused < steps_of_generation(self._trl_taps.trainer) else measured
 
     def _note_weights(self) -> None:
         """Record an event when the engine's weights begin or cease to equal the trainer's."""

@@ -109,6 +109,12 @@ class Control:
         return bool(trainer._step % every == 0)  # noqa: SLF001
 
 
+def steps_of_generation(trainer: Any) -> int:
+    """Return the number of optimizer steps that ``trainer`` trains on the rollouts of one generation."""
+    micro_batches = trainer.args.steps_per_generation * trainer.num_iterations
+    return max(1, int(micro_batches // trainer.args.gradient_accumulation_steps))
+
+
 def anchored(trainer: Any) -> Anchored:
     """Return the trainer's policy, reference and optimizer.
 
