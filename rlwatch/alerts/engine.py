@@ -291,6 +291,10 @@ class _At(NamedTuple):
     back: Back = no_numbers
 
 
+MOST_COVERED = 1000
+"""Kinds of findings for which the rules that cover them are remembered."""
+
+
 class AlertEngine:
     """Applies all alert rules to the findings of one run, step by step, and keeps the state of its alerts.
 
@@ -319,6 +323,8 @@ class AlertEngine:
         self.decisions: tuple[Transition, ...] = ()
         """All decisions of the last call, including the silent ones."""
         self._episodes: dict[tuple[str, str], RuleState] = {}
+        self._places = {rule.name: place for place, rule in enumerate(self.rules)}
+        self._covered: dict[tuple[str, str, Severity], tuple[int, ...]] = {}
 
     def step(
         self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0, back: Back = no_numbers
@@ -339,16 +345,30 @@ class AlertEngine:
             Returns, for a kind of finding, a text with the values that show its recovery.
         """
         at, decisions = _At(seq, step, ts, back), []
-        open_kinds: dict[str, list[str]] = {}
+        due: dict[int, dict[str, list[Finding]]] = {}
         for name, kind in self._episodes:
-            open_kinds.setdefault(name, []).append(kind)
-        for rule in self.rules if holding or open_kinds else ():
-            present = _by_kind(rule, holding)
-            if not present and rule.name not in open_kinds:
-                continue
-            kinds = sorted({*present, *open_kinds.get(rule.name, ())})
-            decisions += [self._decide(at, rule, kind, present.get(kind)) for kind in kinds]
+            due.setdefault(self._places[name], {})[kind] = []
+        for finding in holding:
+            for place in self._covering(finding):
+                due.setdefault(place, {}).setdefault(finding.kind, []).append(finding)
+        for place in sorted(due):
+            present = due[place]
+            decisions += [
+                self._decide(at, self.rules[place], kind, worst(present[kind]) if present[kind] else None)
+                for kind in sorted(present)
+            ]
         return self._answer(decisions)
+
+    def _covering(self, finding: Finding) -> tuple[int, ...]:
+        """Return the places in ``rules`` of the rules that cover the finding, remembered: most findings last."""
+        key = finding.kind, finding.detector, finding.severity
+        known = self._covered.get(key)
+        if known is None:
+            if len(self._covered) >= MOST_COVERED:
+                self._covered.clear()
+            places = tuple(place for place, rule in enumerate(self.rules) if rule.matches(finding))
+            known = self._covered[key] = places
+        return known
 
     def arrival(self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0) -> list[Transition]:
         """Apply the rules to findings on a single row, before its step closes; return the changes of alerts.

@@ -284,6 +284,9 @@ class Soundness:
     def __init__(self) -> None:
         self._rewards: deque[float] = deque(maxlen=REWARD_ROWS)
         self._mismatches: deque[float] = deque(maxlen=MISMATCH_ROWS)
+        self._level: float | None = None
+        self._noise = 0.0
+        """Median of the newest rewards, and the standard deviation of one."""
         self._best: float | None = None
         self._entropy: float | None = None
         self.rows: deque[JudgedRow] = deque(maxlen=ROWS_KEPT)
@@ -295,10 +298,10 @@ class Soundness:
         """
         why_not = self._why_not(step, holding)
         if why_not or REWARD in step.metrics:  # a row without a reward is no evidence that all is well
-            rewards, entropy = list(self._rewards), step.metrics.get(ENTROPY)
-            level = median(rewards) if rewards else None
+            entropy = step.metrics.get(ENTROPY)
             ratio = entropy / self._entropy if entropy is not None and self._entropy else None
-            self.rows.append(JudgedRow(step.step, why_not, level, noise_of(rewards), ratio, step.metrics.get(REWARD)))
+            level, noise = self._level, self._noise
+            self.rows.append(JudgedRow(step.step, why_not, level, noise, ratio, step.metrics.get(REWARD)))
 
     def _why_not(self, step: ClosedStep, holding: Sequence[Finding]) -> str:
         reasons = [
@@ -320,9 +323,10 @@ class Soundness:
         if not math.isfinite(value):
             return "the reward is not finite"
         self._rewards.append(value)
-        level = median(list(self._rewards))
+        rewards = list(self._rewards)
+        self._level, self._noise = level, noise = median(rewards), noise_of(rewards)
         best = self._best = level if self._best is None else max(self._best, level)
-        least = best - max((1.0 - NEAR_BEST) * abs(best), noise_of(list(self._rewards)))
+        least = best - max((1.0 - NEAR_BEST) * abs(best), noise)
         return "" if level >= least else f"the reward is {number(level)}, its best {number(best)}"
 
     def _exploration(self, step: ClosedStep) -> str:
