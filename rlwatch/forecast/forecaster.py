@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import takewhile
 
 import numpy as np
 
@@ -155,7 +154,8 @@ class Forecaster:
             values = known[0].values[None] if len(known) == 1 else np.stack([known[i].values for i in whole])
             x = values.take(self._places, axis=1)
             chances = dict(zip(whole, zip(x, self._model.chances_of(x), strict=True), strict=True))
-        return [self._forecast(each, held[i], chances.get(i)) for i, each in enumerate(known)]
+        lines = [] if self._open else StraightLines.of(np.stack([each.values for each in known]))
+        return [self._forecast(each, held[i], chances.get(i), lines[i : i + 1]) for i, each in enumerate(known)]
 
     def _held_to(self, features: Features) -> Terms:
         """Return the thresholds for the logged signals, known once the baseline is; again when more are logged."""
@@ -185,14 +185,24 @@ class Forecaster:
         """Return the nearest limit, the risk by the last rows' progress to it, and its type if they are beyond it."""
         close = nearest(features.reaches)
         self._reached.append(close.share if close else 0.0)
-        share = statistics.median(self._reached)
+        share = median(self._reached)
         return close, share / held.static, close.limit.type if close is not None and share >= 1.0 else ""
 
-    def _forecast(self, features: Features, held: Terms, model: tuple[Floats, Chances] | None) -> Forecast:
-        """Return the forecast; ``model``: features and probabilities, where the run logs enough for them."""
+    def _forecast(
+        self,
+        features: Features,
+        held: Terms,
+        model: tuple[Floats, Chances] | None,
+        lines: Sequence[tuple[list[float], list[float]]],
+    ) -> Forecast:
+        """Return the forecast; ``model``: features and probabilities, where the run logs enough for them.
+
+        ``lines``: the row's straight lines to the limits, where only these are given.
+        """
         if held.absent:
             return Forecast(features.step, absent=held.absent, log=self._log)
         if not self._open:
+            self._lines.update(features.step, *lines[0])
             return self._by_line(features, held)
         if model is None:
             return self._by_limit(features, held)
@@ -228,7 +238,6 @@ class Forecaster:
 
     def _by_line(self, features: Features, held: Terms) -> Forecast:
         """Return the time to the nearest limit on a straight line, for a kind of log without proven skill."""
-        self._lines.update(features.step, features.values)
         close, _, passed = self._limit(features, held)
         found = Forecast(features.step, limits_only=held.limits_only, log=self._log, passed=passed)
         if close is None or passed:
@@ -412,33 +421,38 @@ class StraightLines:
     """
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[int, Floats, Floats]] = deque(maxlen=ROWS)
+        self._rows: deque[tuple[int, list[float], list[float]]] = deque(maxlen=ROWS)
         self._out: list[deque[float]] = [deque(maxlen=CHECKS) for _ in LIMITS_V1]
-        self._pace: Floats = np.zeros(len(LIMITS_V1))
 
-    def update(self, step: int, values: Floats) -> None:
-        """Take the features ``values`` of the row at ``step``, and check the lines that are due."""
-        pairs = values[_FIRST:-1]
-        share, steps = pairs[::2], pairs[1::2]
+    @staticmethod
+    def of(values: Floats) -> list[tuple[list[float], list[float]]]:
+        """Return for each row of the features ``values``, (rows, features), its shares of the way to each limit, and
+        their change per step on a straight line.
+        """
+        pairs = values[:, _FIRST:-1]
+        shares, steps = pairs[:, ::2], pairs[:, 1::2]
         with np.errstate(all="ignore"):
-            pace = np.where((steps > 0.0) & (steps < FAR_AHEAD), (1.0 - share) / steps, 0.0)
-        while self._rows and self._rows[-1][0] >= step:
-            self._rows.pop()  # steps that are run again
-        due = len(list(takewhile(lambda row: row[0] <= step - CHECKED_AFTER, self._rows)))
-        for _ in range(due):
-            before = self._rows.popleft()
-        if due:
-            self._check(step, share, *before)
-        self._rows.append((step, share, pace))
-        self._pace = pace
+            paces = np.where((steps > 0.0) & (steps < FAR_AHEAD), (1.0 - shares) / steps, 0.0)
+        return list(zip(shares.tolist(), paces.tolist(), strict=True))
 
-    def _check(self, step: int, share: Floats, before: int, at: Floats, pace: Floats) -> None:
+    def update(self, step: int, share: list[float], pace: list[float]) -> None:
+        """Take the row at ``step``, with what :meth:`of` returned for it, and check the lines that are due."""
+        rows, before = self._rows, None
+        while rows and rows[-1][0] >= step:
+            rows.pop()  # steps that are run again
+        while rows and rows[0][0] <= step - CHECKED_AFTER:
+            before = rows.popleft()
+        if before is not None:
+            self._check(step, share, *before)
+        rows.append((step, share, pace))
+
+    def _check(self, step: int, share: list[float], before: int, at: list[float], pace: list[float]) -> None:
         """Compare the newest line that is due with the run."""
-        meant = at + pace * (step - before)
-        for i, speed in enumerate(pace.tolist()):
-            out = abs(float(meant[i] - share[i]))
-            if speed > 0.0 and math.isfinite(out):
-                self._out[i].append(out / speed)
+        for i, speed in enumerate(pace):
+            if speed > 0.0:
+                out = abs(at[i] + speed * (step - before) - share[i])
+                if math.isfinite(out):
+                    self._out[i].append(out / speed)
 
     def error(self, limit: ChangeLimit) -> tuple[float | None, int]:
         """Return the median error in steps of earlier lines to ``limit`` (None without any), and the
