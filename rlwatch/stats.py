@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from math import isfinite
 from typing import Any, ClassVar, Self
 
@@ -337,6 +338,85 @@ class Window(Stateful):
             self._values.popleft()
         self._median = None
 
+    def oldest_after(self, steps: Sequence[int]) -> list[int]:
+        """Return the step of the oldest row after each of several rows at ascending ``steps``, which are not added."""
+        at, kept, begins, found = [*self._steps, *steps], self._steps.maxlen or 0, 0, []
+        first = len(self._steps) + 1
+        for size, step in enumerate(steps, first):
+            begins = max(begins, size - kept)
+            while at[begins] <= step - self.steps and size - begins > self.least:
+                begins += 1
+            found.append(at[begins])
+        return found
+
+    def medians(self, steps: Sequence[int], values: Sequence[float]) -> list[float | None]:
+        """Return what :meth:`get` would return after each of several finite rows with ascending steps, which are not
+        added.
+
+        Raises ``ValueError`` if the first step is at or below the window's last one.
+        """
+        block = self._even(steps, values)
+        if block is not None:
+            found: list[float | None] = middles(running(block, len(self._values))).tolist()
+            return found
+        other = self._same()
+        found = []
+        for row in zip(steps, values, strict=True):
+            other.update(*row)
+            found.append(other.get())
+        return found
+
+    def steady(self, steps: Sequence[int]) -> bool:
+        """Return True if the window has as many rows after each of several rows at ascending ``steps`` as now, and its
+        newest row does not represent it alone.
+        """
+        at, rows = self._steps, len(self._values)
+        if not rows or len(steps) < 2:
+            return False
+        gap, first = steps[1] - steps[0], at[0]
+        kept = min(at.maxlen or 0, max(self.least, -(-self.steps // gap)))
+        if rows != kept or (rows == self.least and gap >= self.steps):
+            return False
+        return [*at, *steps] == list(range(first, first + gap * (rows + len(steps)), gap))
+
+    def _same(self) -> Window:
+        other = Window(rows=self._steps.maxlen or 0, steps=self.steps, least=self.least)
+        other._steps.extend(self._steps)
+        other._values.extend(self._values)
+        return other
+
+    def _even(self, steps: Sequence[int], values: Sequence[float]) -> Any:
+        """Return the values of the rows but the oldest, and of the next rows, as an array; None unless the window
+        always has as many rows as now, and a median that depends on nothing but their order.
+        """
+        if self._steps and steps[0] <= self._steps[-1]:
+            raise ValueError(f"step {steps[0]} is at or below the last one, {self._steps[-1]}")
+        if not self.steady(steps):
+            return None
+        x = np.array([*islice(self._values, 1, None), *values])
+        # Sorting may misplace zeros with a sign.
+        return None if np.signbit(x[x == 0.0]).any() else x
+
+    def medians_and_spreads(
+        self, steps: Sequence[int], values: Sequence[float]
+    ) -> tuple[list[float | None], list[float]]:
+        """Return what :meth:`get` and :attr:`spread` would be after each of several finite rows with ascending steps,
+        which are not added.
+        """
+        block = self._even(steps, values)
+        if block is not None:
+            ordered = running(block, len(self._values))
+            levels = middles(ordered)
+            apart = np.abs(ordered - levels[:, None])
+            apart.sort(axis=1)
+            return levels.tolist(), (GAUSSIAN * middles(apart)).tolist()
+        other = self._same()
+        found = []
+        for row in zip(steps, values, strict=True):
+            other.update(*row)
+            found.append((other.get(), other.spread))
+        return [level for level, _ in found], [spread for _, spread in found]
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
         super().load_state_dict(state)
@@ -421,6 +501,26 @@ class Window(Stateful):
         """
         known = None if len(self._values) == self.least and self.alone else self._median
         return mad(self._values, known) if self._values else 0.0
+
+
+def running(values: Any, rows: int) -> Any:
+    """Return the stretches of ``rows`` consecutive ``values``, one per line of an array, each in ascending order."""
+    x = np.asarray(values, dtype=np.float64)
+    stretches = x.take(_lines(len(x), rows))
+    stretches.sort(axis=1)
+    return stretches
+
+
+@lru_cache(maxsize=64)
+def _lines(count: int, rows: int) -> Any:
+    """Return the indices of each stretch of ``rows`` among ``count`` values."""
+    return np.arange(count - rows + 1)[:, None] + np.arange(rows)
+
+
+def middles(ordered: Any) -> Any:
+    """Return the median of each line of an array of ascending values, as :func:`median` computes it."""
+    half, odd = divmod(ordered.shape[1], 2)
+    return ordered[:, half] + 0.0 if odd else ordered[:, half - 1] * 0.5 + ordered[:, half] * 0.5
 
 
 class Ranked(Window):
@@ -535,6 +635,13 @@ class Baseline(Stateful):
             self._forget()
         count, span = len(self._values), step - self._start
         self._done = count == self._values.maxlen or (count >= 5 and span >= self.steps)
+
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take several finite rows, as one call of :meth:`update` for each would."""
+        for row in zip(steps, values, strict=True):
+            if self._done:
+                return
+            self.update(*row)
 
     def _far(self, value: float) -> bool:
         if len(self._values) < TRUSTED_ROWS:

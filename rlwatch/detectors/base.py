@@ -38,7 +38,7 @@ class BaseDetector(ABC):
     reads: ClassVar[tuple[str, ...]]
     shares: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that :meth:`listen` alone feeds, with every row; the detectors of a run share these
-    objects.
+    objects. Each has ``update(step)``; with ``extend(rows)`` and ``wake()`` it may take a :class:`Stretch` at once.
     """
     follows: ClassVar[bool] = False
     """True if :meth:`listen` must be called for rows that :meth:`pass_over` has taken."""
@@ -114,6 +114,13 @@ class BaseDetector(ABC):
         by row.
         """
         return False
+
+    def listen_over(self, rows: Stretch) -> bool:  # noqa: ARG002
+        """Listen to all ``rows`` at once, as :meth:`listen` would one by one; return False if it must.
+
+        It is called for rows without a metric in :attr:`reads`. What detectors share is fed by :class:`DetectorSet`.
+        """
+        return type(self).listen is BaseDetector.listen
 
     def notice(self, event: Event) -> None:  # noqa: B027  (most have nothing to learn)
         """Ignore the event; a detector that learns from events, such as a resume, overrides this."""
@@ -209,6 +216,8 @@ class DetectorSet:
         """this one, inclusive."""
         self._awake: list[tuple[Detector, _Way]] = []
         """The other detectors, with their ways for these rows."""
+        self._read_ahead = False
+        """True if what the detectors share has taken these rows as well."""
         own = [detector for detector in self._detectors if isinstance(detector, BaseDetector)]
         self._common = list({id(part): part for one in own for part in map(one.__getattribute__, one.shares)}.values())
 
@@ -217,8 +226,9 @@ class DetectorSet:
 
     def update(self, step: ClosedStep) -> list[Finding]:
         """Judge a closed step with each detector; return the findings that hold now, in the order of the detectors."""
-        for part in self._common:
-            part.update(step)
+        if not self._read_ahead:
+            for part in self._common:
+                part.update(step)
         found: list[Finding] = []
         each = zip(self._detectors, self._ways(step), strict=True) if self._until is None else iter(self._awake)
         while not self._given(each, step, found):
@@ -238,9 +248,9 @@ class DetectorSet:
             return
         rows, ways = Stretch(steps), list(zip(self._detectors, self._ways(steps[0]), strict=True))
         for detector, way in ways:
-            if way is not _Way.NOTHING and way is not _Way.LISTEN and isinstance(detector, BaseDetector):
+            if way is not _Way.NOTHING and isinstance(detector, BaseDetector):
                 with Contained(partial(self._leave_out, detector, steps[0])):
-                    self._put_to_sleep(detector, rows)
+                    self._put_to_sleep(detector, rows, way)
         asleep, self._until = set(map(id, self._asleep)), steps[-1]
         self._awake = [
             (detector, _Way.LISTEN if id(detector) in asleep else way)
@@ -249,16 +259,28 @@ class DetectorSet:
             and detector.name not in self.broken
             and not (way is _Way.NOTHING and not detector._held)  # type: ignore[attr-defined]  # noqa: SLF001
         ]
+        needed = any(
+            id(detector) not in asleep and isinstance(detector, BaseDetector) and detector.shares
+            for detector, _ in self._awake
+        )
+        if self._common and not needed and all(hasattr(part, "extend") for part in self._common):
+            for part in self._common:
+                part.extend(rows)
+            self._read_ahead = True
 
-    def _put_to_sleep(self, detector: BaseDetector, rows: Stretch) -> None:
-        if not detector._held and detector.pass_over(rows):  # noqa: SLF001
+    def _put_to_sleep(self, detector: BaseDetector, rows: Stretch, way: _Way) -> None:
+        take = detector.listen_over if way is _Way.LISTEN else detector.pass_over
+        if not detector._held and take(rows):  # noqa: SLF001
             detector._taken_ahead = True  # noqa: SLF001
             self._asleep.append(detector)
 
     def _wake(self) -> None:
         for detector in self._asleep:
             detector._taken_ahead, detector._taken, detector._blank_rows = False, self._until, 0  # noqa: SLF001
-        self._asleep, self._until, self._awake = [], None, []
+        for part in self._common if self._until is not None else ():
+            if hasattr(part, "wake"):
+                part.wake()
+        self._asleep, self._until, self._awake, self._read_ahead = [], None, [], False
 
     def _ways(self, step: ClosedStep) -> tuple[_Way, ...]:
         if step.numbers is not step.metrics:

@@ -8,11 +8,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, compress, pairwise
 from operator import mul, sub
+from typing import Any, cast
 
+import numpy as np
+
+from rlwatch.detectors.base import Stretch
 from rlwatch.records import ClosedStep
-from rlwatch.stats import Baseline, Window, mad, median, ordered_quantile, quantile
+from rlwatch.stats import Baseline, Window, mad, median, middles, ordered_quantile, quantile, running
 from rlwatch.wording import number
 
 MEDIAN_ERROR = 1.2533
@@ -31,6 +36,8 @@ TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
 """Share of its range, and number of rows within which the reward gains it, when a run discovers what is rewarded."""
 NEARLY = 0.99
 """Factor on a limit: values below the product are below the limit whatever the rounding."""
+ROUNDING = 1e-9
+"""Share of a limit within which a comparison may be one of rounding."""
 NOTHING = 1e-7
 """Gradient norm that counts as zero."""
 LUCK = 1.5
@@ -96,6 +103,11 @@ class AnswerCount:
             while self._count <= self.MOST and not all(self._fits(seen) for seen in self._seen):
                 self._count += 1
 
+    @property
+    def few(self) -> bool:
+        """True while the means may be taken from few answers each."""
+        return self._count <= self.MOST
+
     def _fits(self, value: float) -> bool:
         return abs(value * self._count - round(value * self._count)) < 1e-3 * self._count
 
@@ -105,7 +117,27 @@ class AnswerCount:
         return 0.5 / math.sqrt(self._count) if len(self._seen) >= self.LEAST and self._count <= self.MOST else 0.0
 
 
-class RewardWatch:
+class RowsReadOnce:
+    """Base of state that several detectors share, each of which gives it every row."""
+
+    def __init__(self) -> None:
+        self._taken: ClosedStep | None = None
+        self._until: ClosedStep | None = None
+        """The last of the rows that were read ahead, until it comes; None otherwise."""
+
+    def _is_new(self, step: ClosedStep) -> bool:
+        """Return whether the row is not read yet, neither by itself nor ahead; take it as read from now on."""
+        if self._until is not None:
+            if step is self._until:
+                self._taken, self._until = step, None
+            return False
+        if step is self._taken:
+            return False
+        self._taken = step
+        return True
+
+
+class RewardWatch(RowsReadOnce):
     """Level of the reward now compared with its level at the start and its best so far; noise from first differences.
 
     The level is the median of the last rows. The first row, before any update, counts as a level (less ``LUCK``
@@ -114,6 +146,7 @@ class RewardWatch:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._window = Window(rows=10, steps=LEVEL_STEPS)
         self._held = Window(rows=10, steps=LEVEL_STEPS, least=HELD_ROWS)
         self._recent = Window(rows=RECENT_ROWS, steps=10**9, least=6)
@@ -133,15 +166,15 @@ class RewardWatch:
         self._deepest = self._survived = 0.0
         self._answers = AnswerCount()
         self._spread = Window(rows=60, steps=10**9, least=1)
-        self._taken: ClosedStep | None = None
+        self._course: tuple[Stretch, RewardCourse | None] | None = None
+        """The last result of :meth:`ahead`, with its rows."""
 
     def update(self, step: ClosedStep) -> None:
         """Read ``reward/mean`` of the row ``step``; the same row again is ignored, because detectors share this
         object.
         """
-        if step is self._taken:
+        if not self._is_new(step):
             return
-        self._taken = step
         numbers = step.numbers
         spread, value = numbers.get("reward/std"), numbers.get("reward/mean")
         if spread is not None:
@@ -176,6 +209,76 @@ class RewardWatch:
             held = median(self._held.values)
             self._top = held if self._top is None else max(self._top, held)
         self._remember_fall(level)
+
+    def ahead(self, rows: Stretch) -> RewardCourse | None:
+        """Return the course of the reward over the next ``rows``, which are not read by this; None where its levels
+        cannot be computed in advance.
+        """
+        if self._course is None or self._course[0] is not rows:
+            self._course = rows, self._found_ahead(rows)
+        return self._course[1]
+
+    def _found_ahead(self, rows: Stretch) -> RewardCourse | None:
+        values, start, first, top = rows.column("reward/mean"), self.start, self._first, self._top
+        at, steps = self._window.at, rows.steps
+        if not values or start is None or first is None or top is None or not self._base.done or steps[0] <= at[-1]:
+            return None
+        # A first row above every level makes the best one depend on noise; a gap makes the newest row the level.
+        if first > max(start, top) or max(map(sub, steps, [at[-1], *steps])) >= LEVEL_STEPS:
+            return None
+        now, held = self._window.medians(steps, values), self._window
+        if self._held.at != at or len(self._held) <= HELD_ROWS:
+            held = self._held
+        levels = now if held is self._window else held.medians(steps, values)
+        rows_before = RECENT_ROWS - len(at) if len(self._recent) == RECENT_ROWS and self._window.steady(steps) else 0
+        recent = self._recent.values
+        if self._answers.few:  # then noise is also a matter of their number
+            rows_before = 0
+        span = self._high - self._low
+        return RewardCourse(
+            values, now, levels, start=start, top=top, span=span, recent=recent, rows_before=rows_before
+        )
+
+    def extend(self, rows: Stretch) -> None:
+        """Read all ``rows`` at once, as :meth:`update` would one by one; :meth:`update` then ignores these rows."""
+        if self._until is rows.rows[-1]:
+            return
+        course, spreads, steps = self.ahead(rows), rows.column("reward/std"), rows.steps
+        if course is None:
+            for row in rows.rows:
+                self.update(row)
+        else:
+            if spreads:
+                self._spread.extend(steps, spreads)
+            self._extend(steps, rows.column("reward/mean"), course)
+        self._until = rows.rows[-1]
+
+    def _extend(self, steps: Sequence[int], values: Sequence[float], course: RewardCourse) -> None:
+        self._low, self._high = min(self._low, *values), max(self._high, *values)
+        if self._answers.few:
+            for value in values:
+                self._answers.update(value)
+        oldest = self._window.oldest_after(steps)
+        for window in (self._window, self._held, self._recent):
+            window.extend(steps, values)
+        self._noise = self._wander = self._best = None
+        self._rose.clear()
+        self._fell.clear()
+        newest = self._levels.last
+        for step, began, level in zip(steps, oldest, course.levels, strict=True):
+            if newest is None or began > newest:
+                self._levels.update(step, level)
+                newest = step
+        self._top = course.top
+        for level, best in zip(course.levels, course.bests, strict=True):
+            fall = max(best - level, 0.0)
+            self._deepest = max(self._deepest, fall)
+            if fall <= self._deepest / 2.0:
+                self._survived, self._deepest = max(self._survived, self._deepest), fall
+
+    def wake(self) -> None:
+        """Read each row again that :meth:`update` is given, also one that :meth:`extend` has read."""
+        self._until = self._course = None
 
     def _remember_fall(self, level: float) -> None:
         """Store the deepest fall that recovered half of the way: data cause such falls, and will again."""
@@ -391,6 +494,116 @@ class RewardWatch:
         return f" while reward {how} {number(now)}"
 
 
+class RewardCourse:
+    """Levels of the reward over rows that are known in advance, and what certainly does not happen in them.
+
+    Parameters
+    ----------
+    values
+        Mean reward of each row.
+    levels, held
+        The medians after each row that :class:`RewardWatch` compares: of the last rows, and of at least six.
+    start, top
+        Median of the run's first rows, and the highest held level before these rows.
+    span
+        Range of the mean rewards before these rows.
+    recent
+        Mean rewards of the newest rows before these.
+    rows_before
+        Rows among the newest before each level, from which the noise of a row is known; 0 where it is not.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[float],
+        levels: Sequence[float | None],
+        held: Sequence[float | None],
+        *,
+        start: float,
+        top: float,
+        span: float,
+        recent: Sequence[float],
+        rows_before: int,
+    ) -> None:
+        self.levels = cast("list[float]", levels)
+        """Level after each row."""
+        tops = list(accumulate(cast("list[float]", held), max, initial=top))[1:]
+        self.top = tops[-1]
+        """Highest held level after the last row."""
+        self.bests = [max(start, each) for each in tops]
+        """Best level after each row."""
+        self._values, self._now, self._best = np.array(values), np.array(levels), np.array(self.bests)
+        self._start, self._span, self._least, self._recent, self._rows = (
+            start,
+            span,
+            VISIBLE * span,
+            recent,
+            rows_before,
+        )
+
+    def cannot_fall(self, share: float = 0.25) -> bool:
+        """Return True if :meth:`RewardWatch.fallen` is False after every row, for this ``share`` or a larger one."""
+        best = self._best
+        of = share * np.maximum(np.abs(best), best - self._start)
+        return not (best - self._now > np.maximum(of, self._least)).any()
+
+    def cannot_be_low(self, share: float = 0.25) -> bool:
+        """Return True if :meth:`RewardWatch.low` is False for the reward of every row, for this ``share`` or a larger
+        one.
+        """
+        best = self._best
+        return not (best - self._values > np.maximum(share * np.abs(best), self._least)).any()
+
+    def cannot_rise(self) -> bool:
+        """Return True if :meth:`RewardWatch.risen` is False after every row."""
+        return max(self.levels) - self._start <= max(0.1 * abs(self._start), self._least)
+
+    @property
+    def stays_above(self) -> bool:
+        """True if the level is above the start after every row."""
+        return min(self.levels) > self._start
+
+    def cannot_take_off(self) -> bool:
+        """Return True if :meth:`RewardWatch.taking_off` is False after every row."""
+        whole, first = [*self._recent, *self._values.tolist()], len(self._recent)
+        earlier = first - TAKE_OFF_ROWS - 9
+        if earlier < 0:
+            return first + len(self.levels) < TAKE_OFF_ROWS + 10
+        before = middles(running(whole[earlier : len(whole) - TAKE_OFF_ROWS], 10))
+        return not (self._now - before > NEARLY * TAKE_OFF * self._span).any()
+
+    def above(self, deviations: float) -> list[bool] | None:
+        """Return after each row whether the level exceeds the start by so many ``deviations`` of a row; None if
+        unknown.
+        """
+        up = self._now > self._start
+        if not up.any():
+            return [False] * len(self.levels)
+        noise = self._noise
+        if noise is None:
+            return None
+        limit = self._start + deviations * noise
+        close = np.abs(self._now - limit) <= ROUNDING * (abs(self._start) + deviations * noise)
+        if (up & (close | (noise <= 0.0))).any():
+            return None
+        found: list[bool] = (up & (self._now > limit)).tolist()
+        return found
+
+    @cached_property
+    def _noise(self) -> Any:
+        """Return the standard deviation of a row before each level, correct but for rounding; None if unknown."""
+        count = self._rows - 1
+        if count < LEAST_BEFORE:
+            return None
+        jumps = np.abs(np.diff(np.array([*self._recent, *self._values.tolist()])))
+        ordered = running(jumps[1:], count)[: len(self.levels)]
+        at = 0.8 * (count - 1)
+        low, part = int(at), at - int(at)
+        plain = (ordered[:, low] * (1.0 - part) + ordered[:, low + 1] * part) / (NORMAL_80 * math.sqrt(2.0))
+        kept = ordered[:, : count - max(count // 10, 1)]
+        return np.maximum(plain, np.sqrt((kept * kept).mean(axis=1) / 2.0) / NORMAL_80)
+
+
 def noise_of(values: list[float]) -> float:
     """Return the standard deviation of one row, from the 80th percentile of the jumps between neighbouring ``values``.
 
@@ -587,13 +800,28 @@ def silent_share(step: ClosedStep) -> float | None:
     return None
 
 
-class RunContext:
+def silent_shares(rows: Stretch) -> list[float]:
+    """Return :func:`silent_share` of each row; empty if the rows have no measure of it."""
+    shares, spreads = rows.column("reward/zero_std_frac"), rows.column("reward/std")
+    if shares:
+        return [min(max(share, 0.0), 1.0) for share in shares]
+    if spreads:
+        sizes = rows.column("reward/mean") or [0.0] * len(spreads)
+        return [float(abs(one) <= AGREE * max(abs(size), 1.0)) for one, size in zip(spreads, sizes, strict=True)]
+    return [
+        float(max(abs(low), abs(high)) <= AGREE)
+        for low, high in zip(rows.column("adv/min"), rows.column("adv/max"), strict=False)
+    ]
+
+
+class RunContext(RowsReadOnce):
     """Reward, share of samples without gradient and gradient norm of a run, each compared with its own beginning.
 
     ``log_vocab``: the entropy of uniform noise in nats, which is the maximum; None if no vocabulary size is known.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.reward = RewardWatch()
         self._silent = Window(rows=20, steps=20, least=5)
         self._grad = Window(rows=20, steps=20, least=5)
@@ -604,17 +832,15 @@ class RunContext:
         self._clipped = Window(rows=10, steps=15)
         self._clipped_base = Baseline()
         self.log_vocab: float | None = None
-        self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
         """Read the metrics of the row ``step`` that describe the run's course.
 
         All detectors of a run share this object, and each of them passes every row: a row that was read is ignored.
         """
-        if step is self._taken:
-            return
-        self._taken = step
         self.reward.update(step)
+        if not self._is_new(step):
+            return
         numbers = step.numbers
         share, mean = silent_share(step), numbers.get("reward/mean")
         if share is not None:
@@ -637,6 +863,37 @@ class RunContext:
         vocab = numbers.get("policy/vocab_size")
         if vocab is not None and vocab > 1.0:
             self.log_vocab = math.log(vocab)
+
+    def extend(self, rows: Stretch) -> None:
+        """Read all ``rows`` at once, as :meth:`update` would one by one; :meth:`update` then ignores these rows."""
+        self.reward.extend(rows)
+        steps, shares, means = rows.steps, silent_shares(rows), rows.column("reward/mean")
+        if shares:
+            self._silent.extend(steps, shares)
+        if means:
+            self._means.extend(steps, means)
+            self._means_base.extend(steps, means)
+        norms = list(map(abs, rows.column("optim/grad_norm")))
+        if norms:
+            self._grad.extend(steps, norms)
+            pushed = [norm > NOTHING or not shares or shares[i] < 1.0 for i, norm in enumerate(norms)]
+            if any(pushed):
+                rest = list(compress(steps, pushed)), list(compress(norms, pushed))
+                self._pushed.extend(*rest)
+                self._pushed_base.extend(*rest)
+        clipped = rows.column("len/clipped")
+        if clipped:
+            self._clipped.extend(steps, clipped)
+            self._clipped_base.extend(steps, clipped)
+        for vocab in rows.column("policy/vocab_size"):
+            if vocab > 1.0:
+                self.log_vocab = math.log(vocab)
+        self._until = rows.rows[-1]
+
+    def wake(self) -> None:
+        """Read each row again that :meth:`update` is given, also one that :meth:`extend` has read."""
+        self._until = None
+        self.reward.wake()
 
     @property
     def silent(self) -> float | None:

@@ -171,9 +171,9 @@ class SlowDrift(BaseDetector):
         self._rows = 0
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Read the metrics of all ``rows`` at once if none is half of the way to its limit; always return False.
+        """Read the metrics of all ``rows`` at once if none is half of the way to its limit.
 
-        :meth:`judge` then checks row by row only whether the reward has gained.
+        Where the gain of the reward is not known in advance, :meth:`judge` checks it row by row.
         """
         there = [(course, rows.column(name)) for name, course in self._courses.items() if name in rows.metrics]
         absent = any(course.since is not None for name, course in self._courses.items() if name not in rows.metrics)
@@ -185,9 +185,15 @@ class SlowDrift(BaseDetector):
             course.extend(rows.steps, values)
         for hold in (self._drifts, self._lasts):
             hold.miss(rows.steps)
-        self._rows_left = len(rows.steps)
-        self._rows, self._last = self._rows + self._rows_left, rows.steps[-1]
-        return False
+        self._rows, self._last = self._rows + len(rows.steps), rows.steps[-1]
+        reward = self._reward.ahead(rows)
+        paid = None if reward is None else reward.above(PAID)
+        if paid is None:
+            self._rows_left = len(rows.steps)
+            return False
+        for step, gained in zip(rows.steps, paid, strict=True):
+            self._unpaid.update(step, not gained)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge all metrics of a row together and return the drift, if there is one."""

@@ -16,15 +16,17 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from operator import sub
 from typing import ClassVar
+
+import numpy as np
 
 from rlwatch.detectors.base import BaseDetector, Stretch, rounded
 from rlwatch.detectors.context import HELD_ROWS, LUCKY, NORMAL_80, AnswerCount, chance_of_low, uneven_noise_of
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
-from rlwatch.stats import Hold, median, ordered_quantile, quantile
+from rlwatch.stats import Hold, median, middles, ordered_quantile, quantile, running
 from rlwatch.wording import number
 
 REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 12, 3
@@ -70,6 +72,8 @@ GONE, PARTLY = 0.9, 0.5
 """
 DEPTH = 0.5
 """Share of the reward's whole range that a fall of it must cover to be sufficient evidence by itself."""
+ALONE = 0.55
+"""Share of the best reward below which a fall of it is never sufficient evidence by itself."""
 WELL = 0.5
 """Factor on all other evidence while the reward is at its best: many metrics move in a run that learns."""
 
@@ -216,8 +220,10 @@ class Earlier:
         if self._ordered is None:
             self._ordered = sorted(self._kept)
         ordered, self._order_used = self._ordered, True
-        usual = max(ordered_quantile(ordered, 0.5), 0.0)
-        return usual, max(ordered_quantile(ordered, 0.95) - usual, 0.0) / NORMAL_95, ordered[-1]
+        usual = ordered_quantile(ordered, 0.5)
+        usual = usual if usual > 0.0 else 0.0
+        above = ordered_quantile(ordered, 0.95) - usual
+        return usual, above / NORMAL_95 if above > 0.0 else 0.0, ordered[-1]
 
 
 SPAN, KEPT = 48, 80
@@ -460,6 +466,53 @@ class RewardFall:
         self._raise_best()
         self._judge(step)
 
+    def weights_over(self, steps: Sequence[int], values: Sequence[float]) -> list[float] | None:
+        """Read several rows at ascending ``steps`` at once and return :attr:`weight` after each.
+
+        None, and nothing is read, if the fall may be sufficient evidence by itself, or if levels must be found row by
+        row.
+        """
+        best, held, start = self.best, self.held, self._start
+        levels = self._levels_over(steps, values)
+        if best is None or held is None or start is None or levels is None:
+            return None
+        bests, helds = (
+            list(accumulate(each, max, initial=now))[1:] for each, now in zip(levels, (best, held), strict=True)
+        )
+        for top, pair in zip(bests, pairwise((self._rows[-1][1], *values)), strict=True):
+            if top - sum(pair) / LAST >= NEARLY * ALONE * max(abs(top), top - start, 1e-9):
+                return None
+        weights, rows = [], self._rows
+        for step, value, self.best, self.held in zip(steps, values, bests, helds, strict=True):
+            rows.append((step, value))
+            self._low, self._high = min(self._low, value), max(self._high, value)
+            if self._answers.few:
+                self._answers.update(value)
+            self.weight = self.certain = 0.0
+            self._judge(step)
+            weights.append(self.weight)
+        return weights
+
+    def _levels_over(self, steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]] | None:
+        """Return the levels after each row of which :attr:`best` and :attr:`held` are the highest; None where rows are
+        few or unevenly apart.
+        """
+        known = list(self._rows)[-LAST - 10 + 1 :]
+        gap = steps[1] - steps[0] if len(steps) > 1 else 0
+        first = known[0][0] if known else 0
+        at = [*(step for step, _ in known), *steps]
+        if gap < 1 or len(known) < LAST + 9 or at != list(range(first, first + gap * len(at), gap)):
+            return None
+        past = np.array([*(value for _, value in known), *values])[:-LAST]
+        if np.signbit(past[past == 0.0]).any():
+            return None  # sorting may misplace zeros with a sign
+        near = min(10, max(FEWEST_ROWS, -(-15 // gap)))
+        count = len(steps)
+        levels = middles(running(past[-count - near + 1 :], near))
+        half = middles(running(past[-count - HELD_ROWS + 1 :], HELD_ROWS))
+        least = running(past[-count - FEWEST_ROWS + 1 :], FEWEST_ROWS)[:, 0]
+        return levels.tolist(), np.maximum(least, half).tolist()
+
     def _raise_best(self) -> None:
         past = list(self._rows)[-LAST - 10 : -LAST]
         last, newest = [v for _, v in past], past[-1][0]
@@ -473,14 +526,13 @@ class RewardFall:
 
     def _judge(self, step: int) -> None:
         """Judge the last rows. The noise of a row is expensive, so it is computed only where it changes the result."""
-        best, start = self.best or 0.0, self._start or 0.0
-        values = [v for _, v in self._rows]
+        best, start, rows = self.best or 0.0, self._start or 0.0, self._rows
+        size = len(rows)
+        values = [rows[i][1] for i in range(-min(size, self.WINDOWS[-1]), 0)]
         whole, seen_in = max(abs(best), best - start, 1e-9), self._high - self._low
         self._row, self._before = None, self._beyond.since
         milder, worst = best - max(values[-LAST:]), 0.0
-        falls = {
-            count: best - sum(values[-count:]) / count for count in self.WINDOWS if len(values) >= count + FEWEST_ROWS
-        }
+        falls = {count: best - sum(values[-count:]) / count for count in self.WINDOWS if size >= count + FEWEST_ROWS}
         self.share, self.depth = falls[LAST] / whole, falls[LAST] / max(seen_in, 1e-9)
         part = self.error > 0.0 and self.share < GONE
         for count, fall in falls.items():
@@ -501,7 +553,7 @@ class RewardFall:
         for count, fall in falls.items():
             self._earlier[count].take(fall, far=far, accepted=self.ACCEPTED)
         self.weight = evidence(worst)
-        self.certain = min(self.weight, self._alone(values)) if self.weight else 0.0
+        self.certain = min(self.weight, self._alone([v for _, v in rows])) if self.weight else 0.0
         below, share = best - values[-1], self.SHARE * whole
         self._beyond.update(step, below > share and below > max(share, self.row))
 
@@ -647,9 +699,9 @@ class JointEvidence(BaseDetector):
         """
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Let each indicator read its metric in all ``rows`` at once, if it can; always return False.
+        """Let each indicator read its metric in all ``rows`` at once, and the reward if none has evidence.
 
-        :meth:`judge` then judges the reward and the other indicators row by row.
+        Otherwise return False: :meth:`judge` then judges the reward and the other indicators row by row.
         """
         self._rows_left, self._awake = len(rows.steps), []
         for watch in self._watches:
@@ -657,7 +709,32 @@ class JointEvidence(BaseDetector):
             watch.passed = there and watch.pass_over(rows.steps, rows.column(watch.metric))
             if watch.fades if watch.passed else there or watch.known:
                 self._awake.append(watch)
-        return False
+        if self._awake or self._broken or self._alarm is not None or not self._pass_reward(rows):
+            return False
+        self._rows_left = 0
+        return True
+
+    def _pass_reward(self, rows: Stretch) -> bool:
+        """Read the reward of all ``rows`` at once if no fall of it alone is a failure; otherwise return False.
+
+        No other indicator has evidence in them.
+        """
+        steps, rewards, last = rows.steps, rows.column("reward/mean"), self._last
+        if last is None or steps[0] <= last or (not rewards and self._reward.weight):
+            return False
+        weights = self._reward.weights_over(steps, rewards) if rewards else [0.0] * len(steps)
+        if weights is None:
+            return False
+        shares = rows.column("reward/zero_std_frac")
+        for share in shares[:-1]:
+            self._prompts.update(share)
+        self._alone, self._halved, self._gone = False, 0, 0
+        scores = [min(REWARD_WEIGHT * weight, WARNING - 0.1) for weight in weights]
+        self._scores.extend(scores[:-1])
+        self._before, self._gap, self._last = scores[-2], steps[-1] - steps[-2], steps[-1]
+        self._prompts.update(shares[-1] if shares else None)
+        self._take_score(scores[-1])
+        return True
 
     def _wake(self) -> None:
         self._awake = self._watches
@@ -691,13 +768,17 @@ class JointEvidence(BaseDetector):
         families = self._families()
         score = self._score(families)
         self._prompts.update(numbers.get("reward/zero_std_frac"))
+        self._take_score(score)
+        self._follow(step.step, self.score)
+        return [] if self._alarm is None else [self._finding(step, self._alarm, self.score, families)]
+
+    def _take_score(self, score: float) -> None:
+        """Compute :attr:`score` from the evidence ``score`` of a row and of those before it."""
         self.score = score if self._gap >= FINE else min(score, self._before)
         if self._prompts.single and self._reward.weight < SIGNIFICANT:
             self.score = min(score, *self._scores) if len(self._scores) == SINGLE_ROWS - 1 else 0.0
         self._scores.append(score)
         self._before = score
-        self._follow(step.step, self.score)
-        return [] if self._alarm is None else [self._finding(step, self._alarm, self.score, families)]
 
     def _families(self) -> dict[str, Watch]:
         """Return the strongest indicator with evidence in each family."""
@@ -726,7 +807,7 @@ class JointEvidence(BaseDetector):
         """Return whether a level that no sound run reaches, or a reward lost for several rows, suffices alone."""
         reward, rows = self._reward, 2 if self._gap >= FINE else 3
         wide = reward.depth >= DEPTH
-        self._halved = self._halved + 1 if wide and reward.certain >= 0.9 * MOST and reward.share >= 0.55 else 0
+        self._halved = self._halved + 1 if wide and reward.certain >= 0.9 * MOST and reward.share >= ALONE else 0
         self._gone = self._gone + 1 if wide and reward.certain >= 1.3 and reward.share >= 0.85 else 0
         lost = self._halved >= rows or self._gone >= (rows if rows == 2 else rows + 1)
         return lost or self._alone

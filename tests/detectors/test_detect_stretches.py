@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.base import BaseDetector, DetectorSet, stretches
+from rlwatch.detectors.base import BaseDetector, DetectorSet, Stretch, stretches
+from rlwatch.detectors.context import RunContext
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.metrics import BY_NAME
 from rlwatch.monitor import Monitor
@@ -58,6 +59,104 @@ def test_stretches_give_the_findings_of_single_rows(seed, every):
     assert found == expected
     assert not single.broken
     assert not stretched.broken
+
+
+REWARDS = {
+    "noisy": lambda draw, row: 0.4 + draw.gauss(0.0, 0.12),
+    "of eight answers": lambda draw, row: sum(draw.random() < 0.4 for _ in range(8)) / 8.0,
+    "rising": lambda draw, row: 0.1 + 0.6 * row / 400.0 + draw.gauss(0.0, 0.04),
+    "falling": lambda draw, row: 0.7 - 0.5 * max(row - 250, 0) / 170.0 + draw.gauss(0.0, 0.03),
+    "lost": lambda draw, row: (0.7 if row < 300 else 0.05) + draw.gauss(0.0, 0.02),
+    "rarely earned": lambda draw, row: float(draw.random() < 0.03),
+    "penalties": lambda draw, row: -3.0 + 2.0 * (row > 200) + draw.gauss(0.0, 0.5),
+    "zeros of both signs": lambda draw, row: draw.choice((0.0, -0.0, 0.5)),
+    "repeated": lambda draw, row: 0.5 if row % 90 > 60 else draw.choice((0.4, 0.6)),
+}
+"""Mean rewards of different kinds, by row."""
+
+
+@pytest.mark.parametrize("every", [1, 3, 20])
+@pytest.mark.parametrize("kind", REWARDS)
+def test_rewards_of_any_kind_give_the_findings_of_single_rows(kind, every):
+    """Also where rows are far or unevenly apart, and the entropy is spent or a gradient comes with the reward."""
+    draw, run, at = random.Random(kind), [], 0
+    for row in range(420):
+        at += every if draw.random() < 0.99 else 2 * every
+        values = {name: level * draw.gauss(1.0, 0.03) for name, level in LEVELS.items()}
+        values |= {"reward/mean": REWARDS[kind](draw, row), "policy/entropy": 2.0 * 0.99**row * draw.gauss(1.0, 0.02)}
+        values |= {"optim/grad_norm": 0.4 * draw.gauss(1.0, 0.2) * (1.0 + row / 100.0)}
+        run.append(ClosedStep(at, values, ts=10.0 * row + 1.0, seq=row + 1))
+    single, stretched = DetectorSet(default_detectors()), DetectorSet(default_detectors())
+    expected = [single.update(row) for row in run]
+    found = []
+    for rows in stretches(run):
+        stretched.ahead(rows)
+        found += map(stretched.update, rows)
+
+    assert found == expected
+    assert not single.broken
+    assert not stretched.broken
+
+
+@pytest.mark.parametrize("kind", REWARDS)
+def test_a_context_extended_is_a_context_updated_row_by_row(kind):
+    """All that detectors ask of it, after each of many stretches of different lengths."""
+    draw, at, row, one, other = random.Random(kind), 0, 0, RunContext(), RunContext()
+    asked = ("now", "best", "start", "noise", "wander", "error", "above", "still")
+    while row < 400:
+        rows = []
+        for _ in range(draw.choice((1, 2, 7, 30, 64))):
+            at, row = at + (1 if draw.random() < 0.98 else 4), row + 1
+            values = {
+                "reward/mean": REWARDS[kind](draw, row),
+                "reward/std": draw.random(),
+                "len/clipped": draw.random(),
+            }
+            rows.append(ClosedStep(at, values | {"optim/grad_norm": draw.choice((0.0, draw.random()))}, seq=row))
+        one.extend(Stretch(rows))
+        for each in rows:
+            one.update(each)
+            other.update(each)
+        of = [
+            [getattr(each.reward, name) for name in asked]
+            + [each.reward.fallen(), each.reward.risen(), each.reward.low(0.3), each.reward.taking_off()]
+            + [each.silent, each.grad, each.grad_ratio, each.truncated, each.newly_truncated, each.stiff, each.mute()]
+            for each in (one, other)
+        ]
+
+        assert of[0] == of[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.floats(-1e6, 1e6)), max_size=40),
+    st.lists(st.floats(-1e6, 1e6) | st.sampled_from((0.0, -0.0, 1.0)), min_size=1, max_size=40),
+    st.sampled_from([1, 2, 7]),
+    st.sampled_from([(10, 15, 3), (10, 15, 6), (9, 10**9, 5), (8, 8, 5)]),
+)
+def test_medians_of_rows_ahead_are_those_of_rows_added(before, then, gap, size):
+    """With their spreads and the oldest row, digit for digit, and without a change to the window."""
+    rows, steps, least = size
+    one, other = (Window(rows=rows, steps=steps, least=least) for _ in range(2))
+    at = 0
+    for between, value in before:
+        at += between
+        one.update(at, value)
+        other.update(at, value)
+    ahead = [at + gap * (i + 1) for i in range(len(then))]
+    medians, oldest, (same, spreads) = (
+        one.medians(ahead, then),
+        one.oldest_after(ahead),
+        one.medians_and_spreads(ahead, then),
+    )
+    kept, expected = one.state_dict(), []
+    for row in zip(ahead, then, strict=True):
+        other.update(*row)
+        expected.append((other.get(), other.oldest, other.spread))
+
+    assert repr(list(zip(medians, oldest, spreads, strict=True))) == repr(expected)
+    assert repr(same) == repr(medians)
+    assert one.values == kept["_values"]
 
 
 def test_most_detectors_take_calm_rows_at_once():

@@ -22,6 +22,8 @@ WORSE = -0.5
 """Explained variance at which the values, subtracted, add half as much noise to the advantages as there was."""
 LEARNT = 100
 """Steps by which a value function, untrained at first, should explain something."""
+NEARLY = 1.0 - 1e-9
+"""Factor on a limit: values below the product are below the limit whatever the rounding."""
 ROWS, STEPS = 5, 15
 """Rows and steps that a level must last: the returns of one batch are few."""
 
@@ -47,6 +49,37 @@ class ValueDivergence(BaseDetector):
         self._best: float | None = None
         self._began: int | None = None
         self._row, self._high, self._lost, self._exploded = (Hold(forgive=2) for _ in range(4))
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Read all ``rows`` at once if the loss stays near its lowest level and the values explain something."""
+        steps, losses, shares = rows.steps, list(map(abs, rows.column(LOSS))), rows.column(EXPLAINED)
+        if any(hold.since is not None for hold in (self._row, self._high, self._lost, self._exploded)):
+            return False
+        lowest, best = self._lowest, self._best
+        if losses:
+            last = self._loss.last
+            if not self._loss_base.done or lowest is None or last is None or steps[0] <= last:
+                return False
+            now = self._loss.medians(steps, losses)
+            lowest = min(lowest, *(level for level in now if level is not None))
+            if None in now or max(*losses, *(level for level in now if level is not None)) >= NEARLY * TIMES * lowest:
+                return False
+        if shares:
+            last = self._explained.last
+            if best is None or best < USEFUL or last is None or steps[0] <= last:
+                return False
+            levels = [level for level in self._explained.medians(steps, shares) if level is not None]
+            if len(levels) < len(steps) or min(levels) <= USELESS:
+                return False
+            best = max(best, *levels)
+            self._explained.extend(steps, shares)
+            self._lost.miss(steps)
+        if losses:
+            self._loss.extend(steps, losses)
+            for hold in (self._row, self._high, self._exploded):
+                hold.miss(steps)
+        self._lowest, self._best = lowest, best
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge value loss and explained variance of the last rows; return the divergence, if there is one."""

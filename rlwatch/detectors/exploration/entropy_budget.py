@@ -6,10 +6,11 @@ The law R = -a exp(H) + b of reward R and entropy H (Cui et al., arXiv 2505.2261
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import RunContext
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Thinned, Window, fit_line, slope_interval, theil_sen
@@ -97,6 +98,21 @@ class LawFit:
             usual = [_usual(rows, step, value) for rows, value in zip(self._recent, (entropy, reward), strict=True)]
             self._points.update(step, math.exp(min(usual[0], TOP)), usual[1])
 
+    def extend(self, steps: Sequence[int], entropies: Sequence[float], rewards: Sequence[float]) -> None:
+        """Read rows at ascending ``steps`` at once, all to be learnt from; ``rewards`` is empty where not measured."""
+        if self._rows // REFIT != (self._rows + len(steps)) // REFIT:
+            self._fit = self._rates = None
+        self._rows += len(steps)
+        falling = [(step, math.log(entropy)) for step, entropy in zip(steps, entropies, strict=True) if entropy > 0.0]
+        if falling:
+            self._fall.extend(*zip(*falling, strict=True))
+        if rewards:
+            usual = [
+                _usually(rows, steps, values) for rows, values in zip(self._recent, (entropies, rewards), strict=True)
+            ]
+            for step, entropy, reward in zip(steps, *usual, strict=True):
+                self._points.update(step, math.exp(min(entropy, TOP)), reward)
+
     def get(self) -> Law | None:
         """Return the fitted law, at most ``REFIT`` rows old.
 
@@ -145,11 +161,23 @@ def _usual(rows: Window, step: int, value: float) -> float:
     return value if level is None or abs(value - level) <= ODD * rows.spread else level
 
 
+def _usually(rows: Window, steps: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Return :func:`_usual` of each of several rows at ascending ``steps``."""
+    levels, spreads = rows.medians_and_spreads(steps, values)
+    rows.extend(steps, values)
+    return [
+        value if level is None or abs(value - level) <= ODD * spread else level
+        for value, level, spread in zip(values, levels, spreads, strict=True)
+    ]
+
+
 REMARK, WARN = 0.8, 0.9
 """Shares of the starting entropy spent: from the first on ``info`` with the forecast; from the second on a warning if
 the law holds. Published runs spend 73 % in the first twelfth of training and 94 % in the first third (arXiv
 2505.22617).
 """
+NEARLY = 1.0 - 1e-9
+"""Factor on a limit: values below the product are below the limit whatever the rounding."""
 PASSED = 0.05
 """Share of the predicted ceiling by which a reward above it has clearly passed it."""
 SOLVED = 0.95
@@ -185,6 +213,28 @@ class EntropyBudget(BaseDetector):
         best = finite(step, "reward/max")
         if best is not None:
             self._best.update(step.step, best)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Read all ``rows`` at once if most of the entropy is left and the reward has not fallen."""
+        entropies = [min(abs(entropy), 1e9) for entropy in rows.column("policy/entropy")]
+        rewards, course, first = rows.column("reward/mean"), self._context.reward.ahead(rows), self._base.first
+        level, last = self._base.get(), self._now.last
+        if not self._base.done or level is None or first is None or last is None or rows.steps[0] <= last:
+            return False
+        start, least = max(level, first), min(*entropies, self._now.lowest)
+        if start > 0.0 and 1.0 - least / start >= NEARLY * REMARK:
+            return False
+        if course is None or not course.cannot_fall():
+            return False
+        self._now.extend(rows.steps, entropies)
+        self._law.extend(rows.steps, entropies, rewards)
+        if self._now.get() is not None and start > 0.0:
+            for hold in (self._remarked, self._warned):
+                hold.miss(rows.steps)
+        best = rows.column("reward/max")
+        if best:
+            self._best.extend(rows.steps, best)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Fit the law of reward over entropy once enough entropy is spent; return the forecast of the reward, if the

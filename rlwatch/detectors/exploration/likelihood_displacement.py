@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, RunContext
 from rlwatch.detectors.rise import Rise, RiseLimit, odds
 from rlwatch.records import ClosedStep, Finding, Severity
@@ -146,6 +146,16 @@ class LikelihoodDisplacement(BaseDetector):
             self._norm_base.update(step.step, abs(norm))
         if entropy is not None:
             self._entropy.update(step.step, entropy)
+
+    def listen_over(self, rows: Stretch) -> bool:
+        """Read the gradient norms and entropies of all ``rows`` at once."""
+        norms, entropies = list(map(abs, rows.column("optim/grad_norm"))), rows.column("policy/entropy")
+        if norms:
+            self._norm.extend(rows.steps, norms)
+            self._norm_base.extend(rows.steps, norms)
+        if entropies:
+            self._entropy.extend(rows.steps, entropies)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Determine which phase of likelihood displacement the run is in, and return the phase's finding, if any."""

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit, SustainedLevel, log_size, odds, spread_of_ess
 from rlwatch.metrics import unit_of
@@ -333,6 +333,15 @@ class MismatchBlind(BaseDetector):
                 now.update(step.step, abs(value))
                 base.update(step.step, abs(value))
 
+    def listen_over(self, rows: Stretch) -> bool:
+        """Read the estimates of KL of all ``rows`` at once."""
+        for name, (now, base) in self._means.items():
+            values = list(map(abs, rows.column(name)))
+            if values:
+                now.extend(rows.steps, values)
+                base.extend(rows.steps, values)
+        return True
+
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the tails; return the mismatch if they have grown while the estimates are flat."""
         for tail in self._tails:
@@ -404,6 +413,14 @@ class MismatchCorrelation(RiseDetector):
         if gap is not None:
             self._gap.update(step.step, gap)
             self._gap_base.update(step.step, gap)
+
+    def listen_over(self, rows: Stretch) -> bool:
+        """Read the mean differences of probability of all ``rows`` at once."""
+        gaps = rows.column("mismatch/prob_absdiff")
+        if gaps:
+            self._gap.extend(rows.steps, gaps)
+            self._gap_base.extend(rows.steps, gaps)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Return a finding if the correlation fell, unless the probabilities only came to lie closer together."""

@@ -8,7 +8,7 @@ import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
-from rlwatch.detectors.context import NEARLY, RewardWatch, kept_by_layer_clip, silent_share
+from rlwatch.detectors.context import NEARLY, RewardWatch, kept_by_layer_clip, silent_share, silent_shares
 from rlwatch.layers import SPIKE_TIMES, WINDOW_ROWS, LayerHealth, LayerStep, SpikingLayer, layer_norms
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import ClosedStep, Finding, Severity
@@ -121,7 +121,10 @@ class GradSpike(BaseDetector):
             self._lifted = now
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Take norms that are all far from a spike and from a rise at once; follow the reward row by row."""
+        """Take norms that are all far from a spike and from a rise at once.
+
+        Where a level is above the first ones while the reward may take off, :meth:`judge` follows both row by row.
+        """
         least, first, norms = self._least_start(), self._base.upper(), list(map(abs, rows.column("optim/grad_norm")))
         if first is None or first <= 0.0 or least <= 0.0 or self._sustained.since is not None:
             return False
@@ -135,8 +138,22 @@ class GradSpike(BaseDetector):
         self._factors.extend(rows.steps, still)
         for hold in (self._high, self._sustained):
             hold.miss(rows.steps)
-        self._rows_left = len(norms)
-        return False
+        course = self._reward.ahead(rows)
+        last = self._now.last
+        if course is None or last is None or rows.steps[0] <= last:
+            self._rows_left = len(norms)
+            return False
+        bound = max(self._lifted, least)
+        levels = [level for level in self._now.medians(rows.steps, norms) if level is not None]
+        if max(levels, default=0.0) > bound and not course.cannot_take_off():
+            self._rows_left = len(norms)
+            return False
+        self._now.extend(rows.steps, norms)
+        self._reward.extend(rows)
+        self._reward.wake()
+        for share in silent_shares(rows)[-1:]:
+            self._silent = share
+        return True
 
     def _least_start(self) -> float:
         """Return a level that :meth:`_start` never falls below from now on: up to it a take-off changes nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
@@ -42,6 +42,10 @@ class AdvantageOffset(BaseDetector):
         self._off = 0
         self._above = False
         self._since = 0
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Read all ``rows`` at once if they log no spread, or if the run is not judged."""
+        return not self._centred or "adv/std" not in rows.metrics
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge a row of a run whose advantages were centred at first; return a finding if the newest rows are all off

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import SOLVED as GOOD
-from rlwatch.detectors.context import RewardWatch, silent_share
+from rlwatch.detectors.context import RewardCourse, RewardWatch, silent_share, silent_shares
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Thinned, exact_sum
 from rlwatch.wording import number
@@ -86,6 +87,30 @@ class Barren:
         low = NEARLY_ALL * self.rows
         return self._nothing >= low or (self._little >= low and (self.silent or 0.0) >= AGREE)
 
+    def can_pass(self, rewards: Sequence[float], course: RewardCourse) -> bool:
+        """Return True if :meth:`update` returns False for each of the next ``rewards``, and the run is not alive by
+        them.
+
+        ``course``: course of the reward over these rows.
+        """
+        if self._alive:
+            return True
+        if not self.rows or min(rewards) < FLOOR or max(rewards) > SOME or not course.cannot_rise():
+            return False
+        return self._little + sum(reward <= LITTLE for reward in rewards) < NEARLY_ALL * self.rows
+
+    def extend(self, rows: Stretch, rewards: Sequence[float]) -> None:
+        """Read all ``rows`` with the mean ``rewards`` at once, for which :meth:`can_pass` is True."""
+        if self._alive:
+            return
+        self.since = min(self.since, rows.steps[0])
+        self.rows += len(rewards)
+        self._nothing += sum(reward <= NOTHING for reward in rewards)
+        self._little += sum(reward <= LITTLE for reward in rewards)
+        for share in silent_shares(rows):
+            self._silent += share
+            self._counted += 1
+
     def _lasted(self, step: ClosedStep, rows: int, steps: int) -> bool:
         return self.rows >= rows and step.step - self.since + 1 >= steps
 
@@ -135,6 +160,24 @@ class Unmoved:
         if self._moved or self._rows < STILL_ROWS or step.step - self._start < STILL_STEPS:
             return False
         return not self.reward.holds(GOOD) and self._certain()
+
+    def can_pass(self, course: RewardCourse) -> bool:
+        """Return True if the reward neither rises nor falls over the next rows, whose ``course`` is known."""
+        return self._moved or (self._start is not None and course.cannot_rise() and course.cannot_fall())
+
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Read rows at once, for which :meth:`can_pass` is True and no finding can follow."""
+        if self._moved:
+            return
+        for step, value in zip(steps, values, strict=True):
+            self._points.update(step, step, value)
+        self._start = min(self._start or 0, steps[0])
+        self._rows += len(steps)
+
+    @property
+    def dismissed(self) -> bool:
+        """True if it never reports again."""
+        return self._moved
 
     def dismiss(self) -> None:
         """Never report again, because the constant value was already reported."""
@@ -225,6 +268,27 @@ class RewardConstant(BaseDetector):
         """Remember the latest entropy, gradient norm and other metrics that show whether the policy changes."""
         super().listen(step)
         self._policy |= {name: step.metrics[name] for name in POLICY if name in step.metrics}
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Read all ``rows`` at once if their reward varies, moves neither up nor down, and is not low."""
+        rewards, course, last = rows.column("reward/mean"), self._reward.ahead(rows), self._last
+        if course is None or self._longest == 0 or self._value is None or last is None or rows.steps[0] <= last:
+            return False
+        longest = self._rows + 1
+        if any(abs(b - a) <= SAME * max(abs(a), 1.0) for a, b in pairwise((self._value, *rewards))):
+            return False
+        if longest >= ROWS or not (self._barren.can_pass(rewards, course) and self._unmoved.can_pass(course)):
+            return False
+        if not self._unmoved.dismissed and not (min(course.levels) > LITTLE and max(course.levels) <= 1.0):
+            return False
+        spreads = rows.first("reward/std", "optim/grad_norm")
+        self._spread = spreads[-1] if spreads else self._spread
+        self._policy |= {name: rows.column(name)[-1] for name in POLICY if name in rows.metrics}
+        self._longest = max(self._longest, self._rows)
+        self._value, self._since, self._rows, self._last = rewards[-1], rows.steps[-1], 1, rows.steps[-1]
+        self._barren.extend(rows, rewards)
+        self._unmoved.extend(rows.steps, rewards)
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Count rows with one and the same mean reward, and with one near zero; return findings once there are

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, members, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, members, rounded
 from rlwatch.detectors.context import LIKELY, RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
@@ -94,6 +94,19 @@ class RewardDrop(BaseDetector):
     def listen(self, step: ClosedStep) -> None:
         """Read the mean reward of each task from the row ``step``."""
         self._tasks.update(step)
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Read all ``rows`` at once if their reward is near its best, so that no fall can begin."""
+        holds, course = (self._below, self._warned, self._confirmed, self._lingering), self._reward.ahead(rows)
+        tasks = any(name.startswith(PREFIX) for name in rows.metrics)
+        if course is None or tasks or any(hold.since is not None for hold in holds):
+            return False
+        if not (course.cannot_fall(WARN) and course.cannot_be_low(WARN)):
+            return False
+        for hold in holds:
+            hold.miss(rows.steps)
+        self._newest.extend(rows.column("reward/mean"))
+        return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the mean reward over the last rows; return its fall as a finding, if there is one."""

@@ -71,6 +71,15 @@ class ZeroVariance(BaseDetector):
             self._reward.update(step.step, reward)
             self._answers.update(reward)
 
+    def listen_over(self, rows: Stretch) -> bool:
+        """Read the mean rewards of all ``rows`` at once."""
+        rewards = rows.column("reward/mean")
+        if rewards:
+            self._reward.extend(rows.steps, rewards)
+            for reward in rewards if self._answers.few else ():
+                self._answers.update(reward)
+        return True
+
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the mean share of groups with equal rewards over the last rows; return a finding if it is high."""
         share = self._take(step)

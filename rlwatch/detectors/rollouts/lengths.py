@@ -209,9 +209,9 @@ class LengthCollapse(BaseDetector):
         self._rose = False
 
     def pass_over(self, rows: Stretch) -> bool:
-        """Read the lengths of all ``rows`` at once if none is close to short; always return False.
+        """Read the lengths of all ``rows`` at once if none is close to short.
 
-        :meth:`judge` then checks row by row only whether the reward rose.
+        Where it is not known in advance whether the reward rises, :meth:`judge` checks it row by row.
         """
         lengths, began = list(map(abs, rows.first("len/mean", "len/p50"))), self._base.get()
         holds = (self._row, self._short, self._gone)
@@ -223,8 +223,12 @@ class LengthCollapse(BaseDetector):
         self._now.extend(rows.steps, lengths)
         for hold in holds:
             hold.miss(rows.steps)
-        self._rows_left = len(rows.steps)
-        return False
+        course = self._reward.ahead(rows)
+        stays = course is not None and (
+            (course.stays_above and course.cannot_fall()) if self._rose else course.cannot_rise()
+        )
+        self._rows_left = 0 if stays else len(rows.steps)
+        return stays
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the mean length of responses over the last rows; return its collapse as a finding, if there is one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import noise_of
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Window, median
@@ -44,6 +44,11 @@ class FirstUpdates(BaseDetector):
         self._began: int | None = None
         self._rows = 0
         self._broke = self._never = False
+
+    def pass_over(self, rows: Stretch) -> bool:
+        """Count all ``rows`` at once if the first updates are over, which alone are judged."""
+        self._rows += len(rows.steps) if self._never else 0
+        return self._never
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Compare the rows after the first with the first one; return a finding if the first updates broke the

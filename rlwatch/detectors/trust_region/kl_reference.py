@@ -140,12 +140,25 @@ class Vetoes:
         self._ago: dict[str, int] = {}
         self._reading: tuple[dict[str, tuple[str, ...]], frozenset[str]] | None = None
         """Beginning of the newest row, and the names of the detectors that read a metric of it."""
+        self._awake_over: list[Detector] | None = None
+        """Detectors that may have a finding in the present stretch of rows; None until known."""
 
-    def update(self, step: ClosedStep) -> None:
-        """Read the row ``step`` for signs of collapse that rule out a reset of the reference policy."""
+    def begin_stretch(self) -> None:
+        """Take note that a stretch of rows begins, in which the detectors that rest stay the same."""
+        self._awake_over = None
+
+    def update(self, step: ClosedStep, *, in_stretch: bool = False) -> None:
+        """Read the row ``step`` for signs of collapse that rule out a reset of the reference policy.
+
+        ``in_stretch``: whether the row belongs to the stretch whose beginning was noted.
+        """
         if self._ago:
             self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
-        for detector in self._awake(step):
+        awake = self._awake_over if in_stretch else None
+        if awake is None:
+            awake = self._awake(step)
+            self._awake_over = awake if in_stretch else None
+        for detector in awake:
             for finding in detector.update(step):
                 if finding.severity is not Severity.INFO and finding.kind in collapse_kinds():
                     self._ago[finding.kind] = 0
@@ -252,7 +265,7 @@ class KLPlateau(BaseDetector):
         """Read the context, the held-out scores and the signs of collapse from every row."""
         self._context.update(step)
         self._validation.update(step)
-        self._vetoes.update(step)
+        self._vetoes.update(step, in_stretch=self._taken_ahead)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge whether KL to the reference is flat, and whether a collapse rules out a reset of it; return the
@@ -366,6 +379,11 @@ class KLReference(KLPlateau):
     name: ClassVar[str] = "kl_reference"
     follows: ClassVar[bool] = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._unscored = False
+        """True while :meth:`pass_over` has taken all but the signs of a collapse, as no held-out score is logged."""
+
     def _restart(self) -> None:
         super()._restart()
         self._entropy = Window(rows=60, steps=10**9)
@@ -379,6 +397,10 @@ class KLReference(KLPlateau):
 
     def listen(self, step: ClosedStep) -> None:
         """Read entropy from every row, in addition to what :class:`KLPlateau` reads."""
+        if self._taken_ahead and self._unscored:
+            self._context.update(step)
+            self._vetoes.update(step, in_stretch=True)
+            return
         super().listen(step)
         entropy = finite(step, "policy/entropy")
         if entropy is not None:
@@ -404,6 +426,11 @@ class KLReference(KLPlateau):
         self._with_sign.extend(rows.steps, signed)
         for hold in (*holds, self._risen):
             hold.miss(rows.steps)
+        self._vetoes.begin_stretch()
+        self._unscored = SCORE not in rows.metrics and not any(name.startswith(SETS) for name in rows.metrics)
+        entropies = rows.column("policy/entropy") if self._unscored else []
+        if entropies:
+            self._entropy.extend(rows.steps, [min(abs(entropy), MOST) for entropy in entropies])
         return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:

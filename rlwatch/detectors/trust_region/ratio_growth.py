@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from rlwatch.detectors.base import finite, rounded
+from rlwatch.detectors.base import Stretch, finite, rounded
 from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Window
@@ -38,6 +38,14 @@ class RatioGrowth(RiseDetector):
         length = finite(step, "len/mean")
         if length is not None and length > 0.0:
             self._lengths.update(step.step, length)
+
+    def listen_over(self, rows: Stretch) -> bool:
+        """Read the mean lengths of all ``rows`` at once."""
+        lengths = rows.column("len/mean")
+        if lengths and min(lengths) > 0.0:
+            self._lengths.extend(rows.steps, lengths)
+            return True
+        return not lengths
 
     @property
     def length(self) -> float:
