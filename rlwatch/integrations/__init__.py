@@ -17,8 +17,8 @@ checkpoints  shared: checkpoints  in: compat           shared: checkpoints  in: 
 ranks        shared: ranks        shared: ranks        shared: ranks        ranks                shared: step_tally
 compat       in: taps             compat               compat               compat               compat
 localise     localise             none: no tokens      localise             localise             none: DeepSpeed
-others       verifiers            layer_clipping                            plugin, heartbeat,   driver
-                                                                            settings, driver,
+others       verifiers, swift,    layer_clipping                            plugin, heartbeat,   driver
+             swift_taps                                                     settings, driver,
                                                                             worker, sampling,
                                                                             saving, canaries
 ===========  ===================  ===================  ===================  ===================  ===================
@@ -35,7 +35,8 @@ others       verifiers            layer_clipping                            plug
 - **localise** passes loss passes and gradients to the :class:`~rlwatch.integrations.localising.Localiser`.
 
 verl and OpenRLHF train in processes of Ray: their ``driver`` runs in the trainer's process and, in verl, a ``worker``
-in each actor. TRL's trainers extend Hugging Face's, so ``trl`` builds on ``transformers``. Models of Megatron, in verl
+in each actor. TRL's trainers extend Hugging Face's, so ``trl`` builds on ``transformers``, and ms-swift's GRPO extends
+TRL's. Models of Megatron, in verl
 or in a custom loop, are handled by :mod:`~rlwatch.integrations.megatron` and :mod:`rlwatch.tensors.megatron`.
 
 Other trackers (:mod:`~rlwatch.integrations.wandb`, :mod:`~rlwatch.integrations.tensorboard`,

@@ -21,7 +21,7 @@ from pathlib import Path
 import installs
 from environment import BUILD, QUIET, ROOT, TESTING, Outcome, cpu_torch, last_line, read, run
 
-NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "mlflow-skinny", "accelerate",
+NAMED = ("trl", "transformers", "torch", "ms-swift", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "mlflow-skinny", "accelerate",
          "deepspeed", "megatron-core", "aim", "vllm")  # fmt: skip
 
 
@@ -47,6 +47,13 @@ TRL = (
     "tests/integrations/test_trl_kinds.py", "tests/integrations/test_transformers_watch.py",
 )  # fmt: skip
 VERL = ("TransferQueue>=0.1.10", "orjson", "cachetools", "fastapi", "uvicorn")
+SWIFT = (
+    "transformers<5.20", "trl<1.0", "peft<0.21", "addict", "aiohttp", "attrdict", "binpacking", "charset-normalizer", "dacite",
+    "datasets<4.8.5", "einops", "fastapi", "importlib-metadata", "json-repair", "matplotlib", "modelscope>=1.23", "msgspec", "nltk",
+    "openai", "oss2", "pandas", "pillow", "requests", "rouge", "scipy", "sentencepiece", "simplejson", "sortedcontainers",
+    "tensorboard", "tiktoken", "transformers-stream-generator", "uvicorn", "zstandard",
+)  # fmt: skip
+"""What ms-swift 4.6 imports for GRPO; one of its other requirements (``cpm-kernels``) is for GPUs."""
 ROOMS = (
     Room("trl", ("trl", "transformers", "peft", "tokenizers"), TRL),
     Room("trl-newest-torch", ("torch", "trl", "transformers", "peft", "tokenizers"), TRL, cpu=False),
@@ -58,6 +65,7 @@ ROOMS = (
         bare=("deepspeed",),
         flags=("--timeout=6000",),
     ),
+    Room("swift", SWIFT, ("tests/nightly/test_swift.py",), bare=("ms-swift==4.6.0",)),
     Room("verl", ("verl", *VERL), ("tests/verl",)),
     Room(
         "openrlhf",

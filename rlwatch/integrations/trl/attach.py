@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from rlwatch.integrations.transformers.commands import holdings
 from rlwatch.integrations.trl.batch import Sampled
 from rlwatch.integrations.trl.commands import Control, steps_of_generation
 from rlwatch.integrations.trl.localise import wished
+from rlwatch.integrations.trl.swift_taps import SwiftTaps, lacks
 from rlwatch.integrations.trl.taps import TrlTaps, obstacle
 from rlwatch.integrations.trl.verifiers import canary_scores
 from rlwatch.integrations.trl.verifiers import checked as checked_canaries
@@ -144,11 +145,15 @@ def _steps(trainer: Any, error_boundary: ErrorBoundary, level: Level, wishes: Wi
     reason = obstacle(trainer)
     if reason is None:
         return _tap(trainer, error_boundary, level, wishes)
+    if lacks(trainer) is None:
+        return _tap(trainer, error_boundary, level, replace(wishes, localise=None), SwiftTaps)
     logger.warning("rlwatch records the log, the raw loss and gradients, but nothing per token: %s", reason)
     return tap(trainer, error_boundary, level, wishes.snapshots)
 
 
-def _tap(trainer: Any, error_boundary: ErrorBoundary, level: Level, wishes: Wishes) -> RolloutStepCallback:
+def _tap(
+    trainer: Any, error_boundary: ErrorBoundary, level: Level, wishes: Wishes, readers: type[TrlTaps] = TrlTaps
+) -> RolloutStepCallback:
     """Attach the hooks. Their callback precedes that of the logged scalars, so that a step's tensors precede its log
     row.
     """
@@ -160,7 +165,7 @@ def _tap(trainer: Any, error_boundary: ErrorBoundary, level: Level, wishes: Wish
     )
     decode = _decoder(trainer.processing_class) if wishes.text else None
     localiser = localiser_of(error_boundary, wishes.localise, decode)
-    taps = TrlTaps(trainer, error_boundary, level, sampled, localiser, canaries=wishes.canaries)
+    taps = readers(trainer, error_boundary, level, sampled, localiser, canaries=wishes.canaries)
     if level.includes(Level.TOKENS):
         taps.attach()
     keeper = keeper_of(wishes.snapshots, partial(holdings, trainer), error_boundary)

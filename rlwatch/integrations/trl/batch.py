@@ -283,6 +283,11 @@ class Generations:
         """
         self._own = own
 
+    @property
+    def ids(self) -> Sequence[Sequence[int]] | None:
+        """Return the token ids of the generation whose rewards are known now, or None."""
+        return None if self._scored is None else self._scored.ids
+
     def scored(self, scored: Scored) -> None:
         """Keep the current generation, whose rewards are known now."""
         self._scored = scored

@@ -67,6 +67,9 @@ class TrlTaps(TrainerTaps):
     gradient. ``canaries`` are scored after the rewards of a batch.
     """
 
+    rewards = "_calculate_rewards"
+    """Name of the trainer's method that calls the reward functions."""
+
     def __init__(
         self,
         trainer: Any,
@@ -97,7 +100,7 @@ class TrlTaps(TrainerTaps):
         self.wrap("_get_per_token_logps_and_entropies", self._after_forward)
         self.wrap("_compute_loss", self._after_loss)
         self._meter_rewards()
-        self.wrap("_calculate_rewards", self._after_rewards)
+        self.wrap(self.rewards, self._after_rewards)
         if hasattr(self.trainer, "_generate"):
             self.wrap("_generate", self._after_sampling)
         self.wrap("_generate_and_score_completions", self._after_generation)
@@ -151,7 +154,7 @@ class TrlTaps(TrainerTaps):
 
     def _meter_rewards(self) -> None:
         """Measure reward functions while the trainer calls them; calls are counted also if one raises."""
-        original = self.trainer._calculate_rewards  # noqa: SLF001
+        original = getattr(self.trainer, self.rewards)
 
         def metered(*args: Any, **kwargs: Any) -> Any:
             if not self.live:
@@ -164,7 +167,7 @@ class TrlTaps(TrainerTaps):
             self._error_boundary.attempt("canaries", self._score_canaries)
             return result
 
-        self.trainer._calculate_rewards = Tapped(original, metered)  # noqa: SLF001
+        setattr(self.trainer, self.rewards, Tapped(original, metered))
 
     def _count_rewards(self) -> None:
         self.tally.add_stats(self._reward_functions.meter.take())
