@@ -26,7 +26,7 @@ from rlwatch.integrations.stages import clock_of
 from rlwatch.records import FAR_OUT, JSON, NON_FINITE, SpikeBatch
 from rlwatch.run.stages import Span, batch_of_spans, seconds_of
 from rlwatch.tensors.histogram import observe_distributions, taken_apart
-from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
+from rlwatch.tensors.mergeable import Stats, merge, merge_ranks, read
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import SpikeTable, TokenBatch, alike, joined, top_tokens
 from rlwatch.tensors.transfer import Transfer, pack, unpack
@@ -181,16 +181,15 @@ class StepTally:
             if shared:
                 return SharedStep.of(step, self.stats, self.spikes, _averages(self.numbers), self.stages)
             stats, histograms = taken_apart(self.stats)
-            settled = [stat.settle() for stat in stats.values()]
-            values = [stat.value() for stat in settled]
-            counts = [stat.count for stat in settled]
+            readings = read(stats)
+            values, counts = [one.values for one in readings], [one.counts for one in readings]
             table = [] if self.spikes is None else [self.spikes.rows]
             columns = () if self.spikes is None else self.spikes.names
             bins = [one.bins for one in histograms.values()]
             transfer = Transfer([*values, *counts, *table, *bins])
-            return WholeStep(
-                step, list(stats), _averages(self.numbers), columns, tuple(histograms), transfer, self.stages
-            )
+            names = tuple(one.names for one in readings)
+            numbers = _averages(self.numbers)
+            return WholeStep(step, list(stats), names, numbers, columns, tuple(histograms), transfer, self.stages)
 
 
 def _size(batch: TokenBatch) -> int:
@@ -227,12 +226,14 @@ class SealedStep(Protocol):
 class WholeStep:
     """Measurements of a step that this rank measured completely, being copied to the CPU.
 
+    ``order``: names of the metrics as they are recorded; ``names``: as their values arrive, one array for each tuple.
     ``quantities`` are the token quantities with recorded distributions, ``columns`` those of the table of extreme
     tokens.
     """
 
     step: int
-    names: list[str]
+    order: list[str]
+    names: tuple[tuple[str, ...], ...]
     numbers: Mapping[str, float]
     columns: tuple[str, ...]
     quantities: tuple[str, ...]
@@ -253,7 +254,7 @@ class WholeStep:
         n = len(self.names)
         values, counts, rest = arrays[:n], arrays[n : 2 * n], arrays[2 * n :]
         table = rest.pop(0) if self.columns else None
-        measured = {name: float(v) for name, v, count in zip(self.names, values, counts, strict=True) if count > 0}
+        measured = _measured(self.order, self.names, values, counts)
         measured |= self.numbers
         run.log(measured, step=self.step)
         spikes = None if table is None else self._spikes(table, decode)
@@ -265,6 +266,22 @@ class WholeStep:
 
     def _spikes(self, table: np.ndarray, decode: Decode | None) -> SpikeBatch | None:
         return spike_batch(self.step, table, self.columns, texts_of(table, self.columns, decode))
+
+
+def _measured(
+    order: Iterable[str], names: Sequence[Sequence[str]], values: Sequence[np.ndarray], counts: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """Return the metrics with a count above 0, in ``order``; ``values`` and ``counts`` hold one array for each of
+    ``names``.
+    """
+    rows = (zip(*row, strict=True) for row in zip(names, map(_listed, values), map(_listed, counts), strict=True))
+    found = {name: value for row in rows for name, value, count in row if count > 0}
+    return {name: found[name] for name in order if name in found}
+
+
+def _listed(array: np.ndarray) -> list[float]:
+    numbers: list[float] = array.tolist()
+    return numbers
 
 
 def _averages(numbers: Mapping[str, list[float]]) -> dict[str, float]:
@@ -386,8 +403,10 @@ def decoded_share(data: bytes) -> RankPayload:
 
 def read_stats(stats: Stats) -> dict[str, float]:
     """Return the metrics of all statistics in ``stats`` that were measured (with a count above 0)."""
-    settled = {name: stat.settle() for name, stat in taken_apart(stats)[0].items()}
-    return {name: float(stat.value()) for name, stat in settled.items() if float(stat.count) > 0}
+    numbers = taken_apart(stats)[0]
+    readings = read(numbers)
+    arrays = Transfer([x for one in readings for x in (one.values, one.counts)]).read()
+    return _measured(numbers, [one.names for one in readings], arrays[::2], arrays[1::2])
 
 
 def _distributions(step: int, stats: Stats) -> list[SpikeBatch]:

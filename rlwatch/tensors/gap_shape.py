@@ -20,7 +20,7 @@ statistics are sums that add up over micro-batches and ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -72,6 +72,8 @@ class ThroughOrigin(Stat):
     xx: Tensor
     yy: Tensor
     xy: Tensor
+
+    elementwise: ClassVar[bool] = True
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, mask: Tensor) -> Self:
@@ -152,6 +154,8 @@ class RoomRatio(Stat):
     chosen: Tensor
     chosen_room: Tensor
 
+    elementwise: ClassVar[bool] = True
+
     @classmethod
     def of(cls, size: Tensor, room: Tensor, chosen: Tensor, mask: Tensor) -> Self:
         """Sum ``size`` and its scale ``room`` (of one shape, >= 0) inside ``mask``, for ``chosen`` (bool) elements and
@@ -173,8 +177,7 @@ class RoomRatio(Stat):
 
     @override
     def settle(self) -> Self:
-        sums = (self.others, self.others_room, self.chosen, self.chosen_room)
-        empty = torch.stack([total == 0 for total in sums]).any()
+        empty = (self.others == 0) | (self.others_room == 0) | (self.chosen == 0) | (self.chosen_room == 0)
         return replace(self, count=torch.where(empty, 0.0, self.count))
 
     @override

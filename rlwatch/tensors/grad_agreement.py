@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,8 @@ class Agreement(Stat):
 
     across_pairs: Tensor
     own: Tensor
+
+    elementwise: ClassVar[bool] = True
 
     @override
     def merge(self, other: Self) -> Self:

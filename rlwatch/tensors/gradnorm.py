@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -275,6 +275,8 @@ class ShardedNorm(Stat):
 @dataclass(frozen=True, slots=True)
 class Norm(ShardedNorm):
     """L2 norm of a tensor in shards; ``kept`` is the sum of squares of this rank's elements, 0-d."""
+
+    elementwise: ClassVar[bool] = True
 
     @override
     def together(self, kept: Tensor) -> Tensor:

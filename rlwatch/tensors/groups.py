@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
@@ -163,8 +164,8 @@ def scores(rewards: Tensor, right: Tensor | None = None) -> Tensor:
     r = widen(rewards)
     if right is not None:
         return torch.stack([r, right.to(r.dtype)], -1)
-    known = torch.where(near(r, torch.zeros_like(r)) | near(r, -torch.ones_like(r)), 0.0, torch.nan)
-    return torch.stack([r, torch.where(near(r, torch.ones_like(r)), 1.0, known)], -1)
+    minus, zero, one = near(r, torch.arange(-1, 2, device=r.device).unsqueeze(-1)).unbind()
+    return torch.stack([r, torch.where(one, 1.0, torch.where(minus | zero, 0.0, torch.nan))], -1)
 
 
 def near(x: Tensor, y: Tensor) -> Tensor:
@@ -291,10 +292,9 @@ class PassAt(Grouped):
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Unless:
         verdicts = verdicts_of(values, mask, grouping)
-        n, c = verdicts.size, verdicts.rights
-        chance = all_among(c, n, self.k) if self.every else 1 - all_among(n - c, n, self.k)
-        large = n >= self.k
-        return Unless(large.sum().float(), keep(chance, large, 0.0).sum(), verdicts.unknown)
+        groups, one_right, all_right = chances_of(values, mask, grouping)
+        k = PASS_AT.index(self.k)
+        return Unless(groups[k], (all_right if self.every else one_right)[k], verdicts.unknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,17 +316,35 @@ class StarvationMargin(Grouped):
         return Unless(keep(limit, several, 0.0).sum(), passed, verdicts.unknown)
 
 
-def all_among(some: Tensor, n: Tensor, k: int) -> Tensor:
-    """Return the chance that ``k`` of ``n``, drawn without replacement, are all among ``some``: C(some, k) / C(n, k).
+@lru_cache(maxsize=2)
+def chances_of(values: Tensor, mask: Tensor, grouping: Grouping) -> tuple[tuple[Tensor, ...], ...]:
+    """Return for each k of :data:`PASS_AT` the number of groups of at least k responses, and two sums over them.
 
-    ``some`` and ``n`` are tensors of one shape.
+    They are of the chances that one of k responses is right, and that all are. ``values`` (N, 2) are scores inside
+    ``mask`` (N,); all statistics of the same tensors share the result.
+    """
+    verdicts = verdicts_of(values, mask, grouping)
+    n, c = verdicts.size, verdicts.rights
+    among = all_among(torch.stack([n - c, c]), n, PASS_AT)
+    chance = torch.cat([1 - among[:1], among[1:]])
+    large = torch.stack([n >= k for k in PASS_AT])
+    one_right, all_right = torch.where(large, chance, 0.0).sum(-1).unbind()
+    return large.sum(-1).to(n.dtype).unbind(), one_right.unbind(), all_right.unbind()
+
+
+def all_among(some: Tensor, n: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the chance that k of ``n``, drawn without replacement, are all among ``some``, C(some, k) / C(n, k), for
+    each k of ``sizes``, (..., K, N).
+
+    ``some`` is (..., N), ``n`` (N,).
     """
     # As the product of (some - i) / (n - i), i < k: binomials of 30 and more exceed the 24 bits of float32, while these
     # factors are within [0, 1].
     # A factor is 0 from i = some on, so that fewer than k give 0.
-    drawn = torch.arange(k, device=n.device, dtype=n.dtype)
-    left = (some.unsqueeze(-1) - drawn).clamp(min=0)
-    return (left / (n.unsqueeze(-1) - drawn).clamp(min=1)).prod(-1)
+    drawn = torch.arange(max(sizes), device=n.device, dtype=n.dtype).unsqueeze(-1)
+    left = (some.unsqueeze(-2) - drawn).clamp(min=0)
+    until = (left / (n - drawn).clamp(min=1)).cumprod(-2)
+    return torch.stack([until[..., k - 1, :] for k in sizes], -2)
 
 
 def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor | None) -> dict[str, Grouped]:

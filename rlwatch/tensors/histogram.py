@@ -70,5 +70,5 @@ def observe_distributions(batch: TokenBatch) -> Stats:
 
 def taken_apart(stats: Mapping[str, Stat]) -> tuple[Stats, dict[str, Histogram]]:
     """Split a batch's statistics into numbers, by metric name, and histograms, by the quantity they show."""
-    histograms = {name.removeprefix(PREFIX): stat for name, stat in stats.items() if isinstance(stat, Histogram)}
-    return {name: stat for name, stat in stats.items() if not isinstance(stat, Histogram)}, histograms
+    histograms = {name.removeprefix(PREFIX): stat for name, stat in stats.items() if type(stat) is Histogram}
+    return {name: stat for name, stat in stats.items() if type(stat) is not Histogram}, histograms

@@ -8,6 +8,7 @@ function indexes by a mask, because that makes a GPU wait.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,6 +116,9 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     It is exact, for any size (``torch.quantile`` refuses more than 2**24 values). On a GPU it sorts, O(n log n); on a
     CPU, where nothing is waited for, it selects, O(n).
     """
+    if x.device.type == "cpu":
+        inside = widen(x).numpy()[_spread(mask, x).numpy()]
+        return torch.from_numpy(_quantile(inside, q))
     kept = keep(x, mask, torch.inf).flatten()
     if not kept.numel():
         return kept.new_full((), torch.nan)
@@ -122,19 +126,22 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     # float64: a place beyond 2**24 is no whole number in float32 any more, and a step holds that many tokens.
     place = q * last.clamp(min=0).to(torch.float32 if x.device.type == "mps" else torch.float64)
     low = place.floor()
-    left, right = _in_order(kept, torch.stack([low, place.ceil()]).long()).unbind()
+    left, right = kept.sort().values.gather(0, torch.stack([low, place.ceil()]).long()).unbind()
     # inf - inf is NaN: between two equal neighbours (both infinite, perhaps) there is nothing to interpolate.
     value = torch.where(left == right, left, left + (right - left) * (place - low).to(kept.dtype))
     undefined = (last < 0) | keep(x, mask, 0.0).isnan().any()  # NaN sorts last, so it would pass for a large value
     return torch.where(undefined, torch.nan, value)
 
 
-def _in_order(x: Tensor, places: Tensor) -> Tensor:
-    """Return the values of ``x`` (N,) that are at the positions ``places`` (K,) of the sorted ``x``, NaN last."""
-    if x.device.type != "cpu":
-        return x.sort().values.gather(0, places)
-    ranks = places.numpy()
-    return torch.from_numpy(np.partition(x.numpy(), ranks)[ranks])
+def _quantile(x: np.ndarray, q: float) -> np.ndarray:
+    """Return the quantile ``q`` of all of ``x`` (N,), 0-d and of its type, as :func:`masked_quantile` does."""
+    if not len(x) or np.isnan(x).any():
+        return np.full((), np.nan, x.dtype)
+    place = q * (len(x) - 1)
+    low, high = math.floor(place), math.ceil(place)
+    ordered = np.partition(x, (low, high))
+    left, right = ordered[low], ordered[high]
+    return np.asarray(left if left == right else left + (right - left) * x.dtype.type(place - low))
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ measured values: 0 means "not measured", which differs from NaN.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Self, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from operator import attrgetter
+from typing import Any, ClassVar, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -27,6 +29,11 @@ class Stat(ABC):
     """
 
     count: Tensor
+
+    elementwise: ClassVar[bool] = False
+    """True if all tensors of it are 0-d and :meth:`settle` and :meth:`value` treat each element of larger ones alone,
+    so that many statistics of a class can be read as one; see :func:`read`.
+    """
 
     def settle(self) -> Stat:
         """Return the statistic to read once nothing more will be merged.
@@ -64,6 +71,8 @@ class Single(Stat):
 
     kept: Tensor
 
+    elementwise: ClassVar[bool] = True
+
     @override
     def value(self) -> Tensor:
         return self.kept
@@ -98,6 +107,8 @@ class ShareStat(Stat):
 
     part: Tensor
     whole: Tensor
+
+    elementwise: ClassVar[bool] = True
 
     @classmethod
     def of(cls, part: Tensor, whole: Tensor, mask: Tensor) -> Self:
@@ -255,6 +266,65 @@ def merge_ranks(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
     return both | _added(sums)
 
 
+# Reading: what a statistic computes of its sums is a few operations, and a step has some hundred statistics. So those
+# of a class are stacked and read as one.
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Values and counts of statistics that will not be merged any more, (N,) each, in the order of their ``names``."""
+
+    names: tuple[str, ...]
+    values: Tensor
+    counts: Tensor
+
+
+def read(stats: Mapping[str, Stat]) -> list[Reading]:
+    """Settle ``stats`` and return their values and counts, in few operations, and without waiting for the device."""
+    alike: dict[tuple[object, ...], list[tuple[str, Stat]]] = {}
+    for name, unsettled in stats.items():
+        stat = unsettled if unsettled.elementwise else unsettled.settle()
+        alike.setdefault(_kind(stat), []).append((name, stat))
+    joined: dict[tuple[object, ...], list[Reading]] = {}
+    for group in alike.values():
+        one = _read(*zip(*group, strict=True))
+        joined.setdefault((one.values.device, one.values.dtype, one.counts.device, one.counts.dtype), []).append(one)
+    return [_joined(readings) for readings in joined.values()]
+
+
+def _joined(readings: Sequence[Reading]) -> Reading:
+    names = tuple(name for one in readings for name in one.names)
+    return Reading(names, torch.cat([one.values for one in readings]), torch.cat([one.counts for one in readings]))
+
+
+def _read(names: tuple[str, ...], stats: tuple[Stat, ...]) -> Reading:
+    settled = _stacked(stats).settle() if stats[0].elementwise else stats[0]
+    return Reading(names, settled.value().view(-1), settled.count.view(-1))
+
+
+def _kind(stat: Stat) -> tuple[object, ...]:
+    """Return the properties that statistics must share to be read as one."""
+    if not stat.elementwise:
+        return (id(stat),)
+    return type(stat), *[getattr(part, "device", part) for part in _parts(stat)]
+
+
+def _stacked(stats: Sequence[Stat]) -> Stat:
+    """Return statistics of one kind as one, whose tensors (N,) hold those of all."""
+    columns = zip(*map(_parts, stats), strict=True)
+    return type(stats[0])(*[torch.stack(column) if isinstance(column[0], Tensor) else column[0] for column in columns])
+
+
+def _parts(stat: Stat) -> tuple[Any, ...]:
+    parts: tuple[Any, ...] = _getter(type(stat))(stat)
+    return parts
+
+
+@cache
+def _getter(kind: type[Stat]) -> Callable[[Stat], Any]:
+    return attrgetter(*[f.name for f in fields(kind)])
+
+
 # Values that are not finite are counted where it matters: inside the mask.
 
 
@@ -285,6 +355,8 @@ class Std(Stat):
 
     mean: Tensor
     squares: Tensor
+
+    elementwise: ClassVar[bool] = True
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
@@ -317,6 +389,8 @@ class Ess(Stat):
 
     log_sum: Tensor
     log_squares: Tensor
+
+    elementwise: ClassVar[bool] = True
 
     @classmethod
     def of(cls, log_weight: Tensor, mask: Tensor) -> Self:
@@ -432,6 +506,8 @@ class Paired(Stat):
     xx: Tensor
     yy: Tensor
     xy: Tensor
+
+    elementwise: ClassVar[bool] = True
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, mask: Tensor) -> Self:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,8 @@ class Transfer:
         if self._event is not None:
             self._event.synchronize()
         flat = self.flat.cpu().numpy().astype(np.float64)
-        sizes = [int(np.prod(shape)) for shape in self._shapes]
-        pieces = np.split(flat, np.cumsum(sizes)[:-1]) if sizes else []
-        return [piece.reshape(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+        ends = [0, *accumulate(map(prod, self._shapes))]
+        return [flat[a:b].reshape(shape) for (a, b), shape in zip(pairwise(ends), self._shapes, strict=True)]
 
 
 def freed(tensor: Tensor) -> bool:

@@ -152,7 +152,7 @@ def test_pass_at_k_is_the_chance_over_all_draws(pairs, k):
 @pytest.mark.parametrize(("n", "c", "k"), [(64, 1, 64), (64, 63, 2), (1000, 3, 64), (5, 0, 1), (8, 8, 8)])
 def test_chances_of_large_groups_are_exact(n, c, k):
     """Where factorials would overflow."""
-    got = all_among(torch.tensor([float(c)]), torch.tensor([float(n)]), k).item()
+    got = all_among(torch.tensor([float(c)]), torch.tensor([float(n)]), (k,)).item()
 
     assert got == pytest.approx(math.comb(c, k) / math.comb(n, k), rel=1e-4)
 
