@@ -12,7 +12,6 @@ import { listen, now, tell } from "./look.js";
 import { enough, grow, meansOf } from "./means.js";
 import { openMenu } from "./menu.js";
 import { button, el, within } from "./nodes.js";
-import { number } from "./numbers.js";
 import { askRulers, askRulersAgain, RULER_MS, rulersOf } from "./rulers.js";
 import { showStudy } from "./study.js";
 import { drawTip } from "./tip.js";
@@ -159,7 +158,7 @@ export class Board {
         const { given } = this, origin = BigInt(given.origin ?? "0"), last = Number(BigInt(reply.last_step ?? given.origin) - origin);
         if (reply.all) after = String(reply.next);
         let grew = false;
-        for (const panel of panels()) grew = appended(unpacked(panel), reply, origin, (value) => number(value, 3)) || grew;
+        for (const panel of panels()) grew = appended(unpacked(panel), reply, origin) || grew;
         if (!grew) return;
         if (given.window[1] >= given.whole[1]) given.window = [given.window[0], Math.max(last, given.window[1])];
         given.whole = [given.whole[0], Math.max(last, given.whole[1])];

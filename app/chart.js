@@ -1,7 +1,7 @@
 // @ts-check
 // One chart: uPlot draws the lines, this module the rest of the pixels, and it finds the values at a position.
 import uPlot from "./uplot.js";
-import { digits, nearest, number } from "./numbers.js";
+import { digits, label, nearest, number } from "./numbers.js";
 import { REACH_PX } from "./tip.js";
 import { unpacked } from "./views.js";
 
@@ -156,7 +156,7 @@ export class Chart {
    */
   options(last) {
     const { board, panel } = this, ink = board.data.ink, names = panel.cells?.names;
-    const labels = (/** @type {number[]} */ ticks, /** @type {number} */ step) => ticks.map((tick) => (tick === null ? "" : number(tick, digits(ticks, step))));
+    const labels = (/** @type {number[]} */ ticks, /** @type {number} */ step) => ticks.map((tick) => (tick === null ? "" : label(tick, digits(ticks, step))));
     const axis = { stroke: ink.quiet, grid: { stroke: ink.grid, width: 1 }, ticks: { show: false }, font: "11px sans-serif" };
     return {
       width: this.host.clientWidth || 300,
@@ -177,7 +177,7 @@ export class Chart {
         ...(panel.right && { right: { auto: false, distr: distribution(panel.right.log), range: (u, min, max) => [min, max] } }),
       },
       axes: [
-        { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks) => ticks.map((tick) => (board.data.origin === "0" ? "" : "+") + number(tick, 4)), space: 70 },
+        { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks, i, space, step) => labels(ticks, step).map((tick) => (board.data.origin === "0" ? "" : "+") + tick), space: 70 },
         { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => labels(ticks, step), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)), ...(panel.right && { stroke: panel.lines[0].colour }) },
         ...(panel.right ? [/** @type {uPlot.Axis} */ ({ ...axis, scale: "right", side: 1, stroke: panel.right.colour, size: AXIS_PX, space: 30, grid: { show: false }, values: (u, ticks, i, space, step) => labels(ticks, step) })] : []),
       ],

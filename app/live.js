@@ -1,6 +1,7 @@
 // @ts-check
 // New rows of a live run. The server sends events, the rows are fetched separately and appended to the charts. A hidden
 // page sends no requests and catches up when it is visible again; a lost connection is opened again.
+import { number } from "./numbers.js";
 
 /** @typedef {import("./shapes.js").Panel} Panel */
 /** @typedef {import("./shapes.js").SeriesReply} SeriesReply */
@@ -97,16 +98,15 @@ export function follow(api, watcher) {
   };
 }
 
-const WORDS = new Map([["NaN", "NaN"], ["Infinity", "Inf"], ["-Infinity", "\u2212Inf"]]);
+const WORDS = new Map([["NaN", "NaN"], ["Infinity", "Inf"], ["-Infinity", "-Inf"]]);
 
 /**
  * Append new rows to a chart's first line; returns true if there were any.
  * @param {Panel} panel
  * @param {SeriesReply} reply
  * @param {bigint} origin
- * @param {(value: number) => string} words
  */
-export function appended(panel, reply, origin, words) {
+export function appended(panel, reply, origin) {
   const one = reply.series[panel.name], [line] = panel.lines, every = panel.ends;
   if (!one || !line || !every) return false;
   const { steps } = reply.rows[one.rows];
@@ -129,7 +129,7 @@ export function appended(panel, reply, origin, words) {
         if (y < ends[0] && !(ends[2] === 1 && y <= 0)) ends[0] = ends[2] === 1 ? y / 1.1 : y - room;
       }
     }
-    panel.last = word ?? words(Number(value)) + (panel.unit ?? "");
+    panel.last = word ?? number(Number(value)) + (panel.unit ?? "");
     panel.lastBad = Boolean(word);
   });
   return grew;

@@ -1,18 +1,66 @@
 // @ts-check
 // Numbers, steps and positions as text.
 
+const THIN = "\u202f", SMALLEST = -4, LETTERS = /** @type {[number, number, string][]} */ ([[3, 6, "k"], [6, 9, "M"]]), BILLION = 9, EXACT = 60;
+
+/** Digits of a number in a tooltip. */
+export const FULL = 7;
+
 /**
- * Return a number as people read it: an exponent for tiny and huge ones, thin spaces within long ones.
- * @param {number} value
+ * Return the first digits of a number, rounded half to even, and the power of ten of the first one.
+ * @param {number} size
+ * @param {number} digits
+ * @returns {[string, number]}
+ */
+function rounded(size, digits) {
+  let [shown, power] = size.toExponential(digits - 1).split("e");
+  const exact = size.toExponential(EXACT).replace(".", "");
+  if (/^50*e/.test(exact.slice(digits)) && Number(exact[digits - 1]) % 2 === 0) { // the browser rounds halves up
+    [shown, power] = [exact.slice(0, digits), exact.split("e")[1]];
+  }
+  return [shown.replace(".", ""), Number(power)];
+}
+
+/**
+ * Return digits, the first at the place of 10 to the power, without zeros at the end of a fraction.
+ * @param {string} shown
+ * @param {number} power
+ */
+function plain(shown, power) {
+  if (power < 0) return `0.${"0".repeat(-power - 1)}${shown.replace(/0+$/, "") || "0"}`;
+  const whole = shown.slice(0, power + 1).padEnd(power + 1, "0"), fraction = shown.slice(power + 1).replace(/0+$/, "");
+  return (whole.length > 4 ? thousands(whole) : whole) + (fraction && `.${fraction}`);
+}
+
+/** @param {string} whole */
+function thousands(whole) {
+  return whole.replace(/\B(?=(\d{3})+$)/g, THIN);
+}
+
+/**
+ * Return a number as rlwatch/wording.py's number does, which is the rule: a test compares both.
+ * @param {number | null} value
  * @param {number} [digits]
  */
-export function number(value, digits = 7) {
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(Math.min(digits - 1, 3)).replace(/\.?0+e/, "e").replace("e+", "e").replace("-", "−");
-  const [whole, rest] = String(Number(value.toPrecision(digits))).split(".");
-  return (whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (rest ? `.${rest}` : "")).replace("-", "−");
+export function number(value, digits = 3) {
+  if (value === null) return "-";
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "Inf" : "-Inf";
+  const sign = value < 0 || Object.is(value, -0) ? "-" : "", size = Math.abs(value);
+  let [shown, power] = rounded(size, digits + 1);
+  if (power !== digits) {
+    [shown, power] = rounded(size, digits);
+    for (const [first, end, letter] of LETTERS) if (Math.max(first, digits + 1) <= power && power < end) return sign + plain(shown, power - first) + letter;
+  }
+  if (SMALLEST <= power && power < BILLION) return sign + plain(shown, power);
+  return `${sign}${plain(shown, 0)}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
 }
+
+/**
+ * Return the label of a position of an axis; the library has ticks of minus zero.
+ * @param {number} tick
+ * @param {number} digits
+ */
+export const label = (tick, digits) => number(tick + 0, digits);
 
 /**
  * Return the number of digits by which neighbouring labels of an axis differ.
@@ -29,7 +77,7 @@ export function digits(ticks, step) {
  * @param {number | bigint | string} step
  */
 export function whole(step) {
-  return String(step).replace(/\B(?=(\d{3})+$)/g, "\u202f").replace("-", "−");
+  return thousands(String(step));
 }
 
 /**
@@ -42,7 +90,7 @@ export function place(axis, x, origin = "0") {
   if (axis === "time") return x < 1 ? `${number(x * 60, 3)} min` : `${number(x, 4)} h`;
   if (axis === "tokens") return `${number(x, 4)} M tokens`;
   if (axis === "chance") return `${number(x, 3)} % predicted`;
-  if (axis === "crash") return `${number(Math.abs(Math.round(x)))} steps ${x < 0 ? "before" : "after"} the crash`;
+  if (axis === "crash") return `${whole(Math.abs(Math.round(x)))} steps ${x < 0 ? "before" : "after"} the crash`;
   return `step ${whole(BigInt(origin) + BigInt(Math.round(x)))}`;
 }
 

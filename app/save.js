@@ -55,7 +55,7 @@ export function drawnTable(panel, axis, view, origin) {
   };
   panel.lines.forEach((line, at) => {
     line.x.forEach((x, i) => { const y = line.y[i]; if (y !== null && y !== undefined) put(x, at, y); });
-    for (const [x, word, name] of panel.bad) if (name === line.name && !line.smooth) put(x, at, word.replace("\u2212", "-"));
+    for (const [x, word, name] of panel.bad) if (name === line.name && !line.smooth) put(x, at, word);
   });
   const first = (/** @type {number} */ x) => (axis === "step" ? String(BigInt(origin) + BigInt(Math.round(x))) : x);
   const head = [axis, ...panel.lines.map((line) => (line.name ? `${line.name}` : panel.title) + (line.smooth ? " (smoothed)" : ""))];

@@ -4,6 +4,7 @@
 import { choice, option } from "./controls.js";
 import { now } from "./look.js";
 import { el, within } from "./nodes.js";
+import { number } from "./numbers.js";
 
 /** @typedef {{name: string, values: (number | string | null)[]}} Column */
 /** @typedef {{names: string[], places: number[], settings: Column[], results: Column[]}} Study */
@@ -25,12 +26,6 @@ function put(into, tag, attributes, text) {
   if (text !== undefined) node.textContent = text;
   into.append(node);
   return node;
-}
-
-/** @param {number} value */
-function short(value) {
-  const text = Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e") : String(Number(value.toPrecision(3)));
-  return text.replace("-", "\u2212");
 }
 
 /** @param {string} text @param {number} most */
@@ -56,7 +51,7 @@ export function scale(column, low, high) {
   const at = (/** @type {number} */ value) => (b > a ? low + ((high - low) * (of(value) - a)) / (b - a) : (low + high) / 2);
   const different = [...new Set(numbers)].sort((one, other) => one - other);
   const shown = different.length <= 5 ? different : [least, log ? Math.sqrt(least * most) : (least + most) / 2, most];
-  return { at: (value) => (typeof value === "number" ? at(value) : null), ticks: shown.map((value) => [at(value), short(value)]) };
+  return { at: (value) => (typeof value === "number" ? at(value) : null), ticks: shown.map((value) => [at(value), number(value)]) };
 }
 
 /**

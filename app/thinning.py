@@ -24,7 +24,7 @@ class ThinnedCurve:
     """Points of one line: finite values in order, and the steps of values that are not finite.
 
     ``steps`` (N,) and ``values`` (N,) finite; ``breaks`` (N,) is True where the line must not be joined to the point
-    before; ``bad`` holds (step, ``"NaN"`` | ``"Inf"`` | ``"−Inf"``).
+    before; ``bad`` holds (step, ``"NaN"`` | ``"Inf"`` | ``"-Inf"``).
     """
 
     steps: Ints
@@ -176,7 +176,7 @@ def _first_in_bucket(hit: NDArray[np.bool_], bucket: Ints) -> Ints:
 def _bad(steps: Ints, values: Floats, buckets: int) -> tuple[tuple[int, str], ...]:
     """Return the first non-finite value of each kind in each bucket."""
     found: list[tuple[int, str]] = []
-    for word, mask in (("NaN", np.isnan(values)), ("Inf", values == np.inf), ("−Inf", values == -np.inf)):
+    for word, mask in (("NaN", np.isnan(values)), ("Inf", values == np.inf), ("-Inf", values == -np.inf)):
         at = steps[mask]
         if len(at) > buckets:
             edges = np.linspace(at[0], at[-1], buckets + 1)[:-1]

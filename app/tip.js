@@ -1,7 +1,7 @@
 // @ts-check
 // The tooltip: exact values at the position under the mouse, else at the position that was clicked.
 import { el } from "./nodes.js";
-import { number, place } from "./numbers.js";
+import { FULL, number, place } from "./numbers.js";
 
 /** @typedef {import("./board.js").Board} Board */
 /** @typedef {import("./chart.js").Chart} Chart */
@@ -20,7 +20,7 @@ function valueRow({ data }, row, away) {
   const line = el("div", "line"), swatch = el("span", "swatch");
   swatch.style.background = row.colour;
   const elsewhere = away ? ` (${place(data.axis, row.x, data.origin)})` : "";
-  const text = row.word ?? number(/** @type {number} */ (row.value));
+  const text = row.word ?? number(row.value ?? null, FULL);
   line.append(swatch, el("span", "name", row.name), el("b", row.word && !row.plain ? "bad" : "", text), el("span", "quiet", `${row.note ?? ""}${elsewhere}`));
   return line;
 }

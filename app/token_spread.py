@@ -252,7 +252,7 @@ def _counted(quantity: TokenQuantity, own: Distributions) -> Counted:
 
 
 def _broken(counts: Ints) -> str:
-    return ", ".join(f"{n} × {word}" for n, word in zip(counts.tolist(), ("NaN", "−Inf", "Inf"), strict=True) if n)
+    return ", ".join(f"{n} × {word}" for n, word in zip(counts.tolist(), ("NaN", "-Inf", "Inf"), strict=True) if n)
 
 
 @st.cache_data(show_spinner=False, max_entries=20)

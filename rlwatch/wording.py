@@ -38,13 +38,20 @@ _COMMANDS = {
 """Texts for commands whose names leave something out; kinds of findings have their texts in the catalogue."""
 
 
+LETTERS = ((3, 6, "k"), (6, 9, "M"))
+"""For each letter the powers of ten that it covers: the first, which it stands for, and the end."""
+SMALLEST = -4
+"""Least power of ten that is written without an exponent."""
+
+
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number as text with ``digits`` significant digits, whole thousands in full, and no needless exponent.
+    """Return a number as text with ``digits`` significant digits; k and M are thousands and millions.
 
-    NaN and the infinities have names; None is a dash.
+    A whole part of one digit more is still written in full. Halves are rounded to even, as Python does. NaN and the
+    infinities have names; None is a dash. ``app/numbers.js`` follows this rule, and a test compares both.
 
-    >>> [number(x) for x in (0.0213456, 12483.0, 999.9, 2.5e6, -0.00002, 0.0)]
-    ['0.0213', '12483', '1000', '2.5e+06', '-2e-05', '0']
+    >>> [number(x) for x in (0.0213456, 999.9, 1234.0, 12483.0, 2.5e6, 3e9, -0.00002, 0.0)]
+    ['0.0213', '1000', '1234', '12.5k', '2.5M', '3e+09', '-2e-05', '0']
     >>> [number(x) for x in (float("nan"), float("inf"), float("-inf"), None)]
     ['NaN', 'Inf', '-Inf', '-']
     """
@@ -52,7 +59,31 @@ def number(value: float | None, digits: int = 3) -> str:
         return NOTHING
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
-    return f"{value:.0f}" if 10**digits - 0.5 <= abs(value) < 1e6 else f"{value:.{digits}g}"
+    sign = "-" if math.copysign(1.0, value) < 0 else ""
+    shown, power = _rounded(abs(value), digits + 1)
+    if power != digits:
+        shown, power = _rounded(abs(value), digits)
+        for first, end, letter in LETTERS:
+            if max(first, digits + 1) <= power < end:
+                return f"{sign}{_plain(shown, power - first)}{letter}"
+    if SMALLEST <= power < LETTERS[-1][1]:
+        return sign + _plain(shown, power)
+    return f"{sign}{_plain(shown, 0)}e{power:+03d}"
+
+
+def _rounded(size: float, digits: int) -> tuple[str, int]:
+    """Return the first ``digits`` digits of a number, and the power of ten of the first one."""
+    shown, _, power = f"{size:.{digits - 1}e}".partition("e")
+    return shown.replace(".", ""), int(power)
+
+
+def _plain(shown: str, power: int) -> str:
+    """Return digits, the first at the place of 10 to the ``power``, without zeros at the end of a fraction."""
+    if power < 0:
+        return "0." + "0" * (-power - 1) + (shown.rstrip("0") or "0")
+    whole, fraction = shown[: power + 1].ljust(power + 1, "0"), shown[power + 1 :].rstrip("0")
+    whole = f"{int(whole):,}".replace(",", THIN) if len(whole) > 4 else whole
+    return f"{whole}.{fraction}" if fraction else whole
 
 
 def step(value: int | None) -> str:

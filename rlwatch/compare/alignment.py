@@ -34,7 +34,7 @@ class Axis(StrEnum):
         r"""Return a place ``at`` on the axis in words; seconds for time.
 
         >>> Axis.STEP.place(1710), Axis.TIME.place(5400), Axis.TOKENS.place(2.5e6), Axis.CRASH.place(-20)
-        ('step 1\u202f710', '1.5\u202fh', '2.5e+06 tokens', '20 steps before the crash')
+        ('step 1\u202f710', '1.5\u202fh', '2.5M tokens', '20 steps before the crash')
         """
         if self is Axis.TIME:
             return duration(at) if at < HOUR_S else f"{number(at / HOUR_S, 4)}{THIN}h"

@@ -34,7 +34,7 @@ def test_extremes_ends_and_bad_values_survive_any_thinning(values, buckets):
         assert curve.values.max() == array[finite].max()
         assert curve.steps[0] == np.flatnonzero(finite)[0]
         assert curve.steps[-1] == np.flatnonzero(finite)[-1]
-    words = {"NaN": np.isnan(array), "Inf": array == np.inf, "−Inf": array == -np.inf}
+    words = {"NaN": np.isnan(array), "Inf": array == np.inf, "-Inf": array == -np.inf}
     for word, mask in words.items():
         assert any(w == word for _, w in curve.bad) == mask.any()
     assert all(words[word][step] for step, word in curve.bad)

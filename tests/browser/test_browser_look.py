@@ -2,7 +2,9 @@
 
 import json
 import math
+import random
 import re
+import struct
 import time
 
 import pytest
@@ -12,6 +14,7 @@ from test_browser_pages import write
 
 from rlwatch.records import RunInfo, StepRecord
 from rlwatch.store.url import open_store
+from rlwatch.wording import number
 
 pytestmark = pytest.mark.browser
 
@@ -185,3 +188,33 @@ def test_means_grow_by_new_rows_to_what_the_server_would_send(shared_app, page, 
     assert grown["x"] == [start - 7 + 4.5 for start in starts]
     assert grown["counts"] == counts
     assert grown["y"] == pytest.approx(whole, rel=1e-12)
+
+
+NUMBERS = """async (cases) => {
+  const { name } = performance.getEntriesByType("resource").find(({ name }) => name.endsWith("/numbers.js"));
+  const { number } = await import(name);
+  return cases.map(([value, digits]) => number(value, digits));
+}"""
+
+
+def odd_numbers(draws, count):
+    """Any bits, halves between two digits, decimals, and what carries into the next power of ten."""
+    for _ in range(count):
+        yield struct.unpack("d", draws.randbytes(8))[0]
+        yield draws.randint(-(10**9), 10**9) / 2 ** draws.randint(0, 20)
+        yield round(draws.uniform(-1, 1) * 10 ** draws.randint(-6, 10), draws.randint(0, 8))
+        yield draws.choice((1, -1)) * (10 ** draws.randint(-6, 10) - draws.choice((0, 0.5, 0.4, 0.05, 1e-5)))
+
+
+def test_a_number_is_the_same_text_in_the_browser(shared_app, page, shared_store):
+    """One rule, written down in both languages: 100 000 values, half of them ties or next to one."""
+    write(shared_store, "texts", steps=range(1, 5))
+    page.goto(f"{shared_app}/run?run=texts&live=false")
+    strip(page)
+    values = [value for value in odd_numbers(random.Random(0), 5000) if math.isfinite(value)]
+    cases = [[value, digits] for value in [0.0, 1.125, 9999.5, 5e-324, *values] for digits in (1, 2, 3, 4, 7)]
+
+    found = page.evaluate(NUMBERS, cases)
+
+    assert [(case, text) for case, text in zip(cases, found, strict=True) if text != number(*case)] == []
+    assert page.evaluate(NUMBERS, [[None, 3]]) == [number(None)]

@@ -207,7 +207,7 @@ def test_a_reading_starts_the_ten_blank_rows_anew():
         (999.4, "999"),
         (1000.4, "1000"),
         (-152000.0, "-152000"),
-        (1e6, "1e+06"),
+        (1e6, "1M"),
         (NAN, "NaN"),
         (-math.inf, "-Inf"),
     ],

@@ -94,10 +94,24 @@ def test_any_number_has_a_short_form_close_to_it(value: float) -> None:
 
     assert len(text) <= 10
     if abs(value) < 1.79e308:  # beyond, three digits round to infinity
-        assert math.isclose(float(text), value, rel_tol=0.0051, abs_tol=5e-324)
+        shown = float(text.replace("k", "e3").replace("M", "e6"))
+        assert math.isclose(shown, value, rel_tol=0.0051, abs_tol=5e-324)
 
 
-@pytest.mark.parametrize(("value", "shown"), [(12483.0, "12483"), (999.96, "1000"), (1e6, "1e+06"), (-0.487, "-0.487")])
-def test_thousands_are_written_in_full(value: float, shown: str) -> None:
-    """As in the messages of findings, where the number can be searched for."""
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1234.0, "1234"),
+        (9999.4, "9999"),
+        (9999.6, "10k"),
+        (12483.0, "12.5k"),
+        (999.96, "1000"),
+        (1e6, "1M"),
+        (9.994e8, "999M"),
+        (1e9, "1e+09"),
+        (-0.487, "-0.487"),
+    ],
+)
+def test_thousands_and_millions_have_letters(value: float, shown: str) -> None:
+    """Four digits are as short as three and a letter, so a whole number of four is exact."""
     assert number(value) == shown
