@@ -60,6 +60,8 @@ export class Board {
     this.over = undefined;
     /** The chart on which a drag began. @type {Chart | undefined} */
     this.dragged = undefined;
+    /** The position of the mark that is pointed at. @type {number | null} */
+    this.pointed = null;
     /** The range just chosen, null for all steps. @type {Ends | null | undefined} */
     this.wanted = undefined;
     /** The range that was sent to the server. @type {Ends | null | undefined} */
@@ -313,6 +315,20 @@ export class Board {
    */
   steps([low, high]) {
     return [this.step(low), this.step(high)];
+  }
+
+  /**
+   * Draw a line at a mark in every chart in sight, or none.
+   * @param {number | null} x
+   */
+  point(x) {
+    if (x === this.pointed) return;
+    this.pointed = x;
+    for (const board of ALL) {
+      if (board.data.key !== this.data.key) continue;
+      board.pointed = x;
+      for (const { chart } of board.charts.values()) if (board.sees(chart)) chart.plot?.redraw(false);
+    }
   }
 
   /** @param {Ends | null} range */

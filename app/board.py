@@ -236,7 +236,8 @@ class Board:
         return {
             "x": _digits(float(self.place.of(mark.step))), "step": _whole(mark.step), "shape": mark.shape,
             "colour": mark.colour, "text": mark.text, "more": mark.more, "dashed": mark.dashed,
-            "families": sorted(mark.families), "faint": mark.faint, "rank": mark.rank,
+            "families": sorted(mark.families), "rank": mark.rank,
+            "until": None if mark.until is None else _digits(float(self.place.of(mark.until))),
             "lines": [list(line) for line in mark.lines],
             "go": {"to": mark.go, "step": _whole(mark.step), "label": mark.go_label} if mark.go else None,
         }  # fmt: skip

@@ -1,6 +1,7 @@
 // @ts-check
 // One chart: uPlot draws the lines, this module the rest of the pixels, and it finds the values at a position.
 import uPlot from "./uplot.js";
+import { stretches } from "./lane.js";
 import { digits, label, nearest, number } from "./numbers.js";
 import { REACH_PX } from "./tip.js";
 import { unpacked } from "./views.js";
@@ -214,13 +215,18 @@ export class Chart {
   }
 
   /**
-   * Below the lines: the healthy range, the run's own level, and limits.
+   * Below the lines: where alarms fired, the healthy range, the run's own level, and limits.
    * @param {uPlot} u
    */
   under(u) {
     const { panel } = this, { ctx } = u, { left, top, width, height } = u.bbox, ink = this.board.data.ink;
     const y = (/** @type {number} */ value) => Math.min(Math.max(u.valToPos(value, "y", true), top), top + height);
     ctx.save();
+    for (const { from, to, colour } of panel.cells || panel.shades ? [] : stretches(this.board.data.marks, panel.family ?? "")) {
+      const [first, last] = [from, Math.min(to, u.scales.x.max ?? to)].map((x) => Math.min(Math.max(u.valToPos(x, "x", true), left), left + width));
+      ctx.fillStyle = dimmed(colour, 0.07);
+      ctx.fillRect(first, top, Math.max(last - first, 0), height);
+    }
     if (panel.cells) this.map(u);
     if (panel.shades) this.shade(u);
     if (panel.band) {
@@ -291,7 +297,7 @@ export class Chart {
   }
 
   /**
-   * Above the lines: marks at their steps, values that were not finite, and values beyond the range.
+   * Above the lines: the onsets of alarms, values that were not finite, and values beyond the range.
    * @param {uPlot} u
    */
   over(u) {
@@ -309,10 +315,8 @@ export class Chart {
       ctx.stroke();
     };
     ctx.save();
-    for (const mark of board.data.marks) {
-      const concerned = !panel.family || !mark.families.length || mark.families.includes(panel.family);
-      if (!mark.faint || concerned) line(mark.x, mark.colour, mark.dashed, concerned ? 0.75 : 0.2);
-    }
+    for (const { from, colour } of stretches(board.data.marks, panel.family ?? "")) line(from, colour, true, 0.75);
+    if (board.pointed !== null) line(board.pointed, ink.text, false, 0.6);
     if (board.data.at !== null) line(board.data.at, ink.text, false, 0.6);
     ctx.globalAlpha = 1;
     ctx.fillStyle = ink.bad;

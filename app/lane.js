@@ -9,6 +9,26 @@ import { whole } from "./numbers.js";
 
 const MERGE_PX = 15, NAMED = 4;
 
+/** @typedef {{from: number, to: number, colour: string, rank: number}} Stretch  from an onset until all was resolved */
+
+/**
+ * Return the stretches in which alarms that concern a family fired; those that overlap are one, from the first onset.
+ * @param {Mark[]} marks
+ * @param {string} family  empty: of all
+ * @returns {Stretch[]}
+ */
+export function stretches(marks, family) {
+  /** @type {Stretch[]} */
+  const found = [];
+  const onsets = marks.filter((mark) => mark.dashed && (!family || !mark.families.length || mark.families.includes(family)));
+  for (const { x, until, colour, rank } of onsets.sort((a, b) => a.x - b.x)) {
+    const last = found.at(-1), to = until ?? Infinity;
+    if (!last || x > last.to) found.push({ from: x, to, colour, rank });
+    else Object.assign(last, { to: Math.max(last.to, to), ...(rank > last.rank && { colour, rank }) });
+  }
+  return found;
+}
+
 /**
  * Draw one button for each mark above the strip, and one for those that would overlap.
  * @param {Board} board
@@ -32,6 +52,8 @@ export function drawLane(board) {
     const node = button("mark", worst.shape + (marks.length > 1 ? `\u2009${marks.length}` : ""), label, () => open(board, marks, left));
     node.style.left = `${left}px`;
     node.style.setProperty("--mark", worst.colour);
+    for (const event of ["mouseenter", "focus"]) node.addEventListener(event, () => board.point(worst.x));
+    for (const event of ["mouseleave", "blur"]) node.addEventListener(event, () => board.point(null));
     node.dataset.steps = marks.map((mark) => mark.step).join(" ");
     lane.append(node);
     if (node.dataset.steps === focused) node.focus();

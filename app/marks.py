@@ -1,4 +1,8 @@
-"""Vertical marks in every chart of a run: alarms, findings, spikes, commands, resets and resumes."""
+"""Marks of a run's charts: alarms, findings, spikes, commands, resets and resumes.
+
+All are symbols above the charts. In the charts an alarm is a line at its onset and a band until it was resolved; the
+other marks are drawn where somebody points at them.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +46,12 @@ SPIKE_COLOUR = "#A0529B"
 
 @dataclass(frozen=True, slots=True)
 class ChartMark:
-    """A vertical line at a step of a chart, with a ``shape`` above it and a ``text``, dashed if it was inferred.
+    """A mark at a step, with a ``shape`` above the charts and a ``text``, or ``dashed``: the onset of an alarm, which
+    has no shape.
 
-    ``families`` are the metric families that it concerns (empty: all); charts of others hide a ``faint`` mark. ``more``
-    and ``lines`` hold details beyond ``text``; ``go`` is the page that it links to. Of overlapping marks the one with
-    the highest ``rank`` is drawn.
+    ``until``: for an onset, the step at which the alarm was resolved, None if it still fires. ``families`` are the
+    metric families that it concerns (empty: all). ``more`` and ``lines`` hold details beyond ``text``; ``go`` is the
+    page that it links to. Of overlapping marks the one with the highest ``rank`` is drawn.
     """
 
     step: int
@@ -59,8 +64,8 @@ class ChartMark:
     lines: Sequence[tuple[str, str]] = ()
     go: str = ""
     go_label: str = ""
-    faint: bool = False
     rank: int = 0
+    until: int | None = None
 
 
 def marks_of_run(
@@ -102,7 +107,7 @@ NOTE = "✎"
 
 def _of_note(note: StepNote) -> ChartMark:
     text = f"note by {fmt.shorten(note.by, 60)}"
-    return ChartMark(note.step, NOTE, GREY, text, more=fmt.shorten(note.text, 2000), faint=True, rank=2)
+    return ChartMark(note.step, NOTE, GREY, text, more=fmt.shorten(note.text, 2000), rank=2)
 
 
 def _unalerted(findings: Sequence[Finding], alerts: Sequence[Alert]) -> list[Finding]:
@@ -121,7 +126,6 @@ def _of_finding(finding: Finding) -> ChartMark:
         _families(finding),
         more=finding.message,
         lines=_evidence(finding.evidence),
-        faint=True,
         rank=1,
     )
 
@@ -137,7 +141,6 @@ def _spikes(events: Iterable[Event]) -> list[ChartMark]:
             "spike, its tokens were found",
             go="tokens",
             go_label="Tokens",
-            faint=True,
             rank=2,
         )
         for step in sorted(steps)[-MOST_SPIKES:]
@@ -181,9 +184,18 @@ def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[ChartMa
     more = f"{alert.message}; began at step {fmt.step(alert.onset_step)}"
     lines = _evidence(alert.evidence)
     return [
-        ChartMark(alert.onset_step, "", colour, f"{what} (onset)", families, dashed=True),
+        ChartMark(
+            alert.onset_step, "", colour, f"{what} (onset)", families, dashed=True, rank=rank, until=_until(alert)
+        ),
         ChartMark(seen, look.shape, colour, f"{what} (alarm)", families, more=more, lines=lines, rank=rank),
     ]
+
+
+def _until(alert: Alert) -> int | None:
+    """Return the step at which an alert was resolved; None while it fires."""
+    if alert.state is AlertState.FIRING:
+        return None
+    return max(alert.onset_step, alert.step if alert.resolved_step is None else alert.resolved_step)
 
 
 def _of_event(event: Event) -> ChartMark | None:

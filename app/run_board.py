@@ -33,6 +33,7 @@ STRIP = (
     ("KL", ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k1", "policy/kl_old")),
     ("grad norm", ("optim/grad_norm",)),
     ("mismatch", ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/prob_absdiff")),
+    ("GPU 0", ("system/gpu/0/util",)),
 )
 """Charts at the top of the page, each for the first of its names that the run has."""
 BANDED = frozenset({"entropy", "KL", "grad norm", "mismatch"})

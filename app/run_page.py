@@ -93,7 +93,7 @@ def _action(action: Action) -> Markup:
 
 
 def show_cause(run_id: str) -> None:
-    """Draw the verdict on a run in full and, if there is a cause, the cause and its remedies."""
+    """Draw the likely cause of a run's failure and what to do; folded, the verdict in full and all remedies."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run = queries.run(run_id)
         verdict = queries.verdict(run)
@@ -103,9 +103,9 @@ def show_cause(run_id: str) -> None:
             if line:
                 st.html(joined(line))
             return
-        st.html(joined(line, cause_line(diagnosis), do_line(diagnosis)))
+        st.html(joined(cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Causes and actions", key="remedies"):
-            st.html(joined(remedies(diagnosis)))
+            st.html(joined(line, remedies(diagnosis)))  # most of the verdict is the headline, which is on top
 
 
 # The sticky bar: state, headline, onset, and the buttons.
@@ -311,6 +311,7 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     _part(show_head, every, run.run_id)
     _bar(run, every, go_to_tokens, paused=paused)
     _part(run_stages.show_stall, every, run.run_id)
+    _part(run_stages.show_timeline, every, run.run_id)
     _part(run_history.show_culprits, None, run.run_id)
     _part(rollouts_page.show_newest, every, run.run_id)
     _controls(run)
@@ -321,7 +322,6 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
         _part(run_board.show_charts, None, run.run_id, go_to_tokens)
         _part(run_board.show_history, None, run.run_id, go_to_tokens)
     _part(run_board.watch, every, run.run_id)
-    _part(run_stages.show_timeline, every, run.run_id)
     for name, panel in usable("rlwatch.panels").items():
         _part(show_panel, every, name, panel, run.run_id)
     st.session_state[CONTROLS_SHOW] = _shown(run, alerts, paused=paused)

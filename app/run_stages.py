@@ -54,16 +54,23 @@ def stage_fact(run: RunInfo, now: float) -> str:
 
 
 def show_timeline(run_id: str) -> None:
-    """Draw a bar of stages for each of the newest steps and each rank; nothing if no stages were recorded."""
+    """Draw a bar of stages for each rank and each of the newest steps, all but the last step's folded; nothing if no
+    stages were recorded.
+    """
     batches = queries.store().spikes(run_id, last=BATCHES, reason=STAGES)
     newest = sorted({(batch.attempt, batch.step) for batch in batches})[-STEPS:]
     shown = [batch for batch in batches if (batch.attempt, batch.step) in set(newest)]
-    if shown:
+    if not shown:
+        return
+    legend, rows = timeline(shown)
+    last = sum((batch.attempt, batch.step) == newest[-1] for batch in shown)
+    st.html(joined(*rows[:last], legend))
+    if len(rows) > last:
         with st.expander("Stages of the newest steps", key="stages"):
-            st.html(joined(timeline(shown)))
+            st.html(joined(*rows[last:]))
 
 
-def timeline(batches: Sequence[SpikeBatch]) -> Markup:
+def timeline(batches: Sequence[SpikeBatch]) -> tuple[Markup, list[Markup]]:
     """Return the timeline of stages in ``batches`` as HTML: a legend, and a row for each step and rank, newest first.
 
     The longest row fills the width.
@@ -73,7 +80,7 @@ def timeline(batches: Sequence[SpikeBatch]) -> Markup:
     names = dict.fromkeys(str(name) for batch, _ in rows for name in batch.columns["stage"])
     ranks = {batch.rank for batch in batches}
     legend = el("div", *(_entry(name) for name in sorted(names, key=_order)), cls="rl-legend")
-    return joined(legend, *(_row(batch, seconds, longest, ranked=len(ranks) > 1) for batch, seconds in rows))
+    return legend, [_row(batch, seconds, longest, ranked=len(ranks) > 1) for batch, seconds in rows]
 
 
 def _order(name: str) -> tuple[int, str]:

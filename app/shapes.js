@@ -94,9 +94,9 @@
  * @property {string} colour
  * @property {string} text
  * @property {string} more
- * @property {boolean} dashed
+ * @property {boolean} dashed  the onset of an alarm
+ * @property {number | null} until  for an onset: where the alarm was resolved, null if it still fires
  * @property {string[]} families
- * @property {boolean} faint
  * @property {number} rank
  * @property {[string, string][]} lines
  * @property {Link | null} go

@@ -142,7 +142,7 @@ export function looked(given, looks, look, exact) {
   return {
     ...given, axis, look,
     window: ends(given.window), whole: ends(given.whole), at: given.at === null ? null : at(given.at),
-    marks: given.marks.map((mark) => ({ ...mark, x: at(mark.x) })),
+    marks: given.marks.map((mark) => ({ ...mark, x: at(mark.x), until: mark.until === null ? null : at(mark.until) })),
     strip: given.strip?.map(panelOf),
     sections: given.sections?.map((section) => ({ ...section, panels: section.panels.map(panelOf) })),
   };

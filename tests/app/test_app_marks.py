@@ -27,6 +27,13 @@ def test_a_resolved_alert_is_marked_where_it_was_seen_not_where_it_ended():
     assert [m.step for m in marks.marks_of_run([over], [finding()], [], {1: 1})] == [12, 20]
 
 
+def test_a_band_lasts_from_the_onset_until_the_alarm_was_resolved():
+    """One that still fires has no end."""
+    over = alert(state=AlertState.RESOLVED, step=90, resolved_step=95)
+    ends = [marks.marks_of_run([one], [finding()], [], {1: 1})[0].until for one in (over, alert())]
+    assert ends == [95, None]
+
+
 def test_alerts_that_were_not_published_are_not_marked():
     """Gone before they fired."""
     gone = alert(state=AlertState.RESOLVED, fired_at=None)

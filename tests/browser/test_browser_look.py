@@ -190,6 +190,28 @@ def test_means_grow_by_new_rows_to_what_the_server_would_send(shared_app, page, 
     assert grown["y"] == pytest.approx(whole, rel=1e-12)
 
 
+STRETCHES = """async ([marks, family]) => {
+  const { name } = performance.getEntriesByType("resource").find(({ name }) => name.endsWith("/lane.js"));
+  return (await import(name)).stretches(marks, family).map(({ from, to, colour }) => [from, to === Infinity ? null : to, colour]);
+}"""
+
+
+def test_alarms_that_overlap_are_one_band_from_the_first_onset(shared_app, page, shared_store):
+    """In the colour of the worst; a chart has only those that concern it."""
+    write(shared_store, "bands", steps=range(1, 5))
+    page.goto(f"{shared_app}/run?run=bands&live=false")
+    strip(page)
+
+    def onset(x, until, families, rank=3):
+        return {"x": x, "until": until, "families": families, "dashed": True, "rank": rank, "colour": f"rank {rank}"}
+
+    alarm = {**onset(15, None, []), "dashed": False}
+    marks = [onset(30, None, ["Reward"]), onset(10, 20, ["Reward"]), onset(12, 25, ["KL"], rank=4), alarm]
+
+    assert page.evaluate(STRETCHES, [marks, "Reward"]) == [[10, 20, "rank 3"], [30, None, "rank 3"]]
+    assert page.evaluate(STRETCHES, [marks, ""]) == [[10, 25, "rank 4"], [30, None, "rank 3"]]
+
+
 NUMBERS = """async (cases) => {
   const { name } = performance.getEntriesByType("resource").find(({ name }) => name.endsWith("/numbers.js"));
   const { number } = await import(name);

@@ -98,7 +98,7 @@ def test_the_kinds_are_those_of_the_house() -> None:
         (("lower-lr",), "lower-lr needs scale: a number above 0 and at most 1"),
         (("lower-lr", "--scale", "2"), "lower-lr scale=2 is not a number above 0 and at most 1"),
         (("set-kl-coef", "--value", "nan"), "set-kl-coef value=nan is not a number of at least 0"),
-        (("hold", "--batches", "2.5"), "hold batches=2.5 is not an integer of at least 0 and at most 1M batches"),
+        (("hold", "--batches", "2.5"), "hold batches=2.5 is not an integer of at least 0 and at most 1e+06 batches"),
         (("rollback", "--to", "yesterday"), "rollback to='yesterday' is not last-good or the step of a snapshot"),
         (("resume", "--minutes", "3"), "resume has no argument 'minutes'; it takes none"),
         (("pause", "--optimizer", "keep"), "pause has no argument 'optimizer'; it takes: minutes"),
