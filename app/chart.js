@@ -385,7 +385,7 @@ export class Chart {
     const found = { name: names[row], x: starts[column], colour: this.board.data.ink.text };
     if (bad.includes(i)) return [{ ...found, word: "NaN or Inf", colour: this.board.data.ink.bad }];
     const value = values[i], level = usual[row];
-    return value === null ? [] : [{ ...found, value, note: level ? ` ${number(value / level, 3)} × usual` : "" }];
+    return value === null ? [] : [{ ...found, value, note: level ? ` ${number(value / level, 3)} × baseline` : "" }];
   }
 
   /**

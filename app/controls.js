@@ -109,7 +109,7 @@ export function drawChips(host, legend, highlight) {
     node.append(shown, ...(legend.length > 1 ? [only] : []));
     return node;
   };
-  const bases = [option("", "no difference"), ...legend.map((entry, at) => option(String(at), entry.name))];
-  host.replaceChildren(...legend.map(chip), ...(legend.length > 1 ? [choice("base", "Difference to", bases, Number(base) < legend.length ? base : "")] : []));
+  const bases = [option("", "none"), ...legend.map((entry, at) => option(String(at), entry.name))];
+  host.replaceChildren(...legend.map(chip), ...(legend.length > 1 ? [choice("base", "Baseline", bases, Number(base) < legend.length ? base : "")] : []));
   if (focused) /** @type {HTMLElement | null} */ (host.querySelector(`[data-at="${focused}"]`))?.focus();
 }

@@ -110,5 +110,5 @@ export function overlaid(panel, look, sent, baseName) {
     return { lines: kept, range: [low, high], log, rules: panel.rules };
   }
   const [range, log] = ranged(kept, look);
-  return { lines: kept, range, log, rules: differs ? [[0, `same as ${baseName}`]] : panel.rules };
+  return { lines: kept, range, log, rules: differs ? [[0, `baseline: ${baseName}`]] : panel.rules };
 }

@@ -253,7 +253,7 @@ def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSect
     left_out = f"the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
     broken = "pink: NaN or Inf" if shown.cells.bad.any() else ""
     notes = (
-        "highest of each stretch of steps over the layer's usual",
+        "highest of each stretch of steps over the layer's baseline",
         "red: ten times, blue: a tenth",
         left_out,
         broken,

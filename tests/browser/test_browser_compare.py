@@ -101,7 +101,7 @@ def test_a_run_is_hidden_shown_alone_and_taken_as_the_level_of_the_others_by_the
     page.get_by_role("button", name=re.compile("^Show only lr3e-06-s1")).click()
     assert page.evaluate(DRAWN) == ["2"]
     page.get_by_role("button", name="Show all runs").click()
-    page.get_by_label("Difference to").select_option("1")
+    page.get_by_label("Baseline").select_option("1")
     assert page.evaluate(DRAWN) == ["0 2 3"]
     page.get_by_label("Log").check()
     assert (len(sent) - before, page.evaluate("history.length") - length) == (0, 5)
@@ -111,11 +111,11 @@ def test_a_run_is_hidden_shown_alone_and_taken_as_the_level_of_the_others_by_the
 
     page.reload()
     expect(page.locator(".u-over").first).to_be_visible()
-    expect(page.get_by_label("Difference to")).to_have_value("1")
+    expect(page.get_by_label("Baseline")).to_have_value("1")
     assert page.evaluate(DRAWN) == ["0 2 3"]
     for _ in range(3):
         page.go_back()
-    expect(page.get_by_label("Difference to")).to_have_value("")
+    expect(page.get_by_label("Baseline")).to_have_value("")
     assert page.evaluate(DRAWN) == ["2"]
 
 
