@@ -1,7 +1,7 @@
 """Marks of a run's charts: alarms, findings, spikes, commands, resets and resumes.
 
 All are symbols above the charts. In the charts an alarm is a line at its onset and a band until it was resolved; the
-other marks are drawn where somebody points at them.
+other marks are drawn where the mouse points at them.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _COMMANDS = {
 
 
 LETTERS = ((3, 6, "k"), (6, 9, "M"))
-"""For each letter the powers of ten that it covers: the first, which it stands for, and the end."""
+"""For each letter the powers of ten that it covers: the first, which it means, and the end."""
 SMALLEST = -4
 """Least power of ten that is written without an exponent."""
 

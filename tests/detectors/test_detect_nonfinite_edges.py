@@ -213,7 +213,7 @@ def test_a_reading_starts_the_ten_blank_rows_anew():
     ],
 )
 def test_numbers_in_messages_are_short_and_without_needless_exponents(value, text):
-    """Three digits, whole between a thousand and a million."""
+    """Three digits, thousands and millions with a letter."""
     assert number(value) == text
 
 
