@@ -10,6 +10,8 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -90,12 +92,25 @@ def refuse_foreign(db: sqlite3.Connection, where: str) -> None:
     Run directories are copied between people: a view in place of a table may have endless rows, and a trigger may do
     anything upon a write.
     """
-    for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master LIMIT 1000"):
-        plain = kind == "index" or (kind == "table" and not _COMPUTED.search(sql or ""))
+    found = db.execute("SELECT type, name, sql FROM sqlite_master LIMIT 1000")
+    for kind, name, sql in chain.from_iterable(iter(lambda: found.fetchmany(32), [])):
+        plain = kind == "index" or (kind == "table" and not _is_computed(sql or ""))
         if not plain:
             raise StoreCorruptError(f"{where} is not of rlwatch: {kind} {str(name)[:80]!r} in it is none of its tables")
 
 
+def _is_computed(sql: str) -> bool:
+    """Return whether the SQL of a table computes anything; remembered for short ones, which all runs share."""
+    return _short_is_computed(sql) if len(sql) <= _SHORT else bool(_COMPUTED.search(sql))
+
+
+@lru_cache(maxsize=128)
+def _short_is_computed(sql: str) -> bool:
+    return bool(_COMPUTED.search(sql))
+
+
+_SHORT = 2000
+"""Most characters of an SQL text that is remembered."""
 _COMPUTED = re.compile(r"\A\s*CREATE\s+VIRTUAL|\b(AS|GENERATED)\b|/\*|--", re.IGNORECASE)
 """In the SQL of a table: a virtual table, or a column that is computed when it is read."""
 
