@@ -12,7 +12,6 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterable
-from html import escape
 
 from rlwatch.catalogue import entry
 from rlwatch.records import JSON
@@ -321,4 +320,6 @@ def _text(child: str) -> str:
 
 
 def _escaped(text: str) -> str:
+    from html import escape  # with a table of entities, which training does not need
+
     return escape(visible(text), quote=True)

@@ -63,6 +63,26 @@ def test_recording_a_run_needs_numpy_and_nothing_else():
     assert out.stdout.strip() == "[]", out.stderr
 
 
+def test_a_run_without_a_row_loads_no_judge():
+    """Detectors, the forecaster and numpy wait for the first row: a trainer that loads a model shares its memory."""
+    code = (
+        "import rlwatch, sys, time\n"
+        "heavy = ('numpy', 'rlwatch.monitor.engine', 'rlwatch.detectors.registry', 'ssl')\n"
+        "with rlwatch.init(store='memory://light') as run:\n"
+        "    time.sleep(0.6)\n"
+        "    print([m for m in heavy if m in sys.modules])\n"
+        "    run.log({'entropy': float('nan')}, step=0)\n"
+        "    until = time.monotonic() + 60.0\n"
+        "    while not run.health().findings and time.monotonic() < until: time.sleep(0.01)\n"
+        "    print([finding.kind for finding in run.health().findings])\n"
+    )
+
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert out.stdout.splitlines()[:1] == ["[]"], out.stderr
+    assert "nonfinite" in out.stdout, out.stderr
+
+
 def test_the_public_names_are_few_and_real():
     """At most a dozen names, each of which can be had."""
     import rlwatch

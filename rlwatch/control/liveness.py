@@ -17,7 +17,6 @@ from statistics import median
 
 from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import ControlUnavailableError
-from rlwatch.metrics import canonicalise
 from rlwatch.ports import Store
 from rlwatch.records import STALL_OVER, STALLED, Command, CommandStatus, Event, RunInfo, RunState, StepRecord
 from rlwatch.wording import duration
@@ -147,6 +146,8 @@ def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
     gaps = [b.ts - a.ts for a, b in pairs]
     per_step = [(b.ts - a.ts) / (b.step - a.step) for a, b in pairs]
     if not per_step:
+        from rlwatch.metrics import canonicalise  # a table that no start of a run needs
+
         measured = [canonicalise(record.metrics, source)[0].get("time/step") for record in newest]
         per_step = [value for value in measured if value is not None and isfinite(value)]
     last = newest[-1]

@@ -170,9 +170,13 @@ class JudgeThread:
         """Judge the available rows, or wait for more; return True if there will be no more."""
         ending = self._ending
         worked, over = sheltered(self._judged, partial(self._not_judged, ending=ending), passing=Interrupted)
-        if over is not None or self._judging is None:
-            return bool(over)
+        if over is not None:
+            return over
         judging = self._judging
+        if judging is None:
+            self._wake.wait(0.5)
+            self._wake.clear()
+            return False
         self.cpu_seconds = time.thread_time()
         if worked:
             return False
@@ -184,7 +188,12 @@ class JudgeThread:
         return False
 
     def _judged(self) -> tuple[bool, bool | None]:
-        """Judge; return True if there was something to judge. Raises what any detector or store does."""
+        """Judge; return True if there was something to judge. Raises what any detector or store does.
+
+        The judge of a new run, whose code takes time and memory, is made when the first row has come.
+        """
+        if self._judging is None and not (self._last_seq or self._inbox or self._handed or self._ending):
+            return False, None
         judging = self._judging = self._judging or self._make()
         if not self._begun:
             judging.begin(self._last_seq)

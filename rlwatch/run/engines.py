@@ -11,11 +11,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from rlwatch.error_boundary import described, log_message, sheltered
 from rlwatch.errors import ConfigError, MissingExtraError
@@ -134,6 +132,9 @@ class Engines:
         return {**found, **totals, "engine/down": float(down)} if self._engines else {}
 
     def _look(self, engine: _Engine) -> _Looked:
+        from http.client import HTTPException  # with TLS, which few runs need
+        from urllib.request import Request, urlopen
+
         request = Request(engine.url, headers={"Accept": "text/plain"})  # noqa: S310  (http or https: see addresses)
         with urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
             body = answer.read(MOST_BYTES + 1)

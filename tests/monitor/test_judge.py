@@ -420,10 +420,11 @@ def test_a_judge_rests_while_the_run_goes_on_and_no_more_once_it_is_ending():
 
 
 def test_a_judge_that_cannot_be_made_does_not_hold_the_end():
-    """Somebody's detectors raise when they are made: said once, and the run ends."""
+    """Detectors of a user raise when they are made, at the first row: reported once, and the run ends."""
     problems = []
     thread = JudgeThread(0, problems.append)
     thread.start(lambda: 1 / 0)
+    thread.take(sick(1))
 
     assert ended(thread)
     assert "ZeroDivisionError" in problems[0]
