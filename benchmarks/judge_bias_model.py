@@ -13,7 +13,7 @@ from real_model.tasks import TASKS, problems
 from real_model.training import arguments, quiet
 from real_model.weights import weights
 
-BEGIN, STEPS, BONUS = 22, 60, 1.0
+BEGIN, STEPS, BONUS, RATE = 20, 50, 1.0, 5e-6
 TASK = "digits"
 SCORED = 10
 """Steps between two scores of the true task."""
@@ -56,7 +56,7 @@ def trained(bias: str, seed: int, folder: Path, cache: Path) -> dict[str, Any]:
 
     quiet("cpu")
     exploits = BIASES.get(bias, lambda _: False)
-    size, place = replace(SIZES["cpu"], steps=STEPS, begins=BEGIN), weights(cache)
+    size, place = replace(SIZES["cpu"], steps=STEPS, begins=BEGIN, rate=RATE), weights(cache)
     right = TASKS[TASK].right
     exploited: list[float] = []
     truth: list[float] = []

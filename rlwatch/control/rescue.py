@@ -64,6 +64,8 @@ BEYOND = 10.0
 """Spreads by which a reward is above all earlier ones, and at least twice as high, if its function is another now."""
 STRANGE = "the reward is far above every earlier one while the run collapses, so its function seems to have changed"
 """Reason for which a reward that rose is not taken for a good one."""
+STRANGE_AGAIN = "good weights now earn far more than they did, so the function that gives the reward has changed"
+"""The same reason, with the restored weights."""
 MANY_NATS = 1.25
 """Ratio of the entropy to its start from which on a fall of the reward is attributed to an explosion of the entropy."""
 LOWER_LR = "lower-lr"
@@ -455,10 +457,11 @@ class RescueCourse:
         if self._drift:
             self._mend("the engine drifts from the trainer, so its rewards do not judge the restored weights")
             return self._popped(step)
+        reason = STRANGE_AGAIN if self._beyond(restored) else "the reward does not come back with good weights"
         self._stay_out(
             step,
-            "the reward does not come back with good weights: the fault lies outside the policy (reward, verifier, "
-            "data or engine); updates stay held, and a person is needed",
+            f"{reason}: the fault lies outside the policy (reward, verifier, data or engine); updates stay held, and a "
+            "person is needed",
         )
         return None
 
@@ -653,8 +656,10 @@ class RescueCourse:
         return mean >= self._before.level - allowed
 
     def _beyond(self, rewards: Sequence[float]) -> bool:
-        """Return whether the mean of these rewards is far above the highest one before the alarm."""
-        top = self._before.top
+        """Return whether the mean of these rewards is far above the highest one before the alarm; of weights that were
+        restored or held, above what good weights earned.
+        """
+        top = self._before.top if self.stage is Stage.PROBING else self._before.level
         limit = math.inf if top is None else top + max(BEYOND * self._before.spread, abs(top))
         return bool(rewards) and sum(rewards) / len(rewards) > limit
 

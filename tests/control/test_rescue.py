@@ -444,6 +444,22 @@ def test_a_reward_that_jumps_far_above_all_before_while_the_run_collapses_is_not
     assert "a person is needed" in made.notes[-1].why
 
 
+def test_restored_weights_that_earn_far_more_than_they_did_show_that_the_function_has_changed():
+    """They are the same weights: so the fault lies outside, though the reward is above its level."""
+    made, done, seen = course(), [], health()
+    risen = JudgedRow(96, "", 4.0, 0.02, 1.0)  # the reward rose before anything was alarmed
+    seen = replace(seen, rows=(*seen.rows[:5], risen, *seen.rows[5:]))
+    for step in range(100, 130):
+        command = made.next(step, seen, 0.1 if done.count("rollback") == 0 else 5.7)
+        if command is not None:
+            done.append(command.kind)
+            made.answered(command, None)
+
+    assert done == ["hold", "rollback"]
+    assert made.stage is Stage.OUTSIDE
+    assert "good weights now earn far more than they did" in made.notes[-1].why
+
+
 @pytest.mark.parametrize("reward", [0.85, 1.0])
 def test_a_reward_that_has_risen_as_learning_does_is_a_good_one(reward):
     """Of two batches; then training goes on."""
