@@ -446,6 +446,13 @@ def main(names: str, folder: Path) -> None:
         verdicts = [verdict(said, plant) for said in both]
         for count, given in zip(counts.values(), verdicts, strict=True):
             count[given] += 1
+        if plant.also is not None and turn is not None and told:
+            named = [
+                cause
+                for cause in (plant.truth, plant.also)
+                if told[0].mismatch == cause or f"{cause}, too" in told[0].why
+            ]
+            counts["named by the diagnosis"]["right, both of two"] += len(named) == 2
         print(f"{plant.name:34} {verdicts[0]:10} {both[0]:40} | {verdicts[1]:10} {both[1]}", flush=True)
         if turn is not None:
             print(f"    {turn.text}", flush=True)

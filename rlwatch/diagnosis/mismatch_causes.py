@@ -122,6 +122,15 @@ class GapCause:
     cause: MismatchCause
     text: str
 
+    def joined(self, shown: Iterable[GapCause]) -> GapCause:
+        """Return the cause with those of ``shown`` named in its text, which the shape of the gap shows as well.
+
+        Truncated sampling sharpens the engine's distribution, so that it may look like a temperature, too.
+        """
+        alike = {self.cause, MismatchCause.TEMPERATURE if self.cause is MismatchCause.TRUNCATED else self.cause}
+        others = [f"{other.cause}, too: {other.text}" for other in shown if other.cause not in alike]
+        return GapCause(self.cause, "; ".join([self.text, *others])) if others else self
+
 
 @dataclass(slots=True)
 class GapTracker:
@@ -190,7 +199,7 @@ class GapTracker:
         teeth = self._teeth()
         if now[GAP] < LEAST and not teeth:
             return None
-        return (
+        first = (
             template(now)
             or truncated(now)
             or self._compared(last)
@@ -202,6 +211,7 @@ class GapTracker:
             or self._rounded(now)
             or GapCause(MismatchCause.UNCLEAR, "")
         )
+        return first.joined(found for rule in SHAPES if (found := rule(now)) is not None)
 
     def _compared(self, last: Sequence[Mapping[str, float]]) -> GapCause | None:
         """Detect old weights directly, where the engine's weights were compared with the trainer's after each sync."""
@@ -401,6 +411,9 @@ def temperature(now: Mapping[str, float]) -> GapCause | None:
     )
     return GapCause(MismatchCause.TEMPERATURE, text)
 
+
+SHAPES = (template, truncated, temperature, router)
+"""Rules that see their cause in the shape of the gap alone, whatever else adds to it."""
 
 # The one cause for a failure, from those around its onset.
 

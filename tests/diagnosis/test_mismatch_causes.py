@@ -300,8 +300,11 @@ def test_every_metric_it_reads_is_tracked():
     assert GAP_METRICS <= TRACKED
 
 
-def placed(place, seed, *, size):
-    """One row whose gap is ``size`` times larger at ``place``: at control tokens, or after tokens sent elsewhere."""
+def placed(place, seed, *, size, kept=1.0):
+    """One row whose gap is ``size`` times larger at ``place``: at control tokens, or after tokens sent elsewhere.
+
+    The engine samples from the share ``kept`` of the probability, and gives no token less than the trainer does.
+    """
     g = torch.Generator().manual_seed(seed)
     logp = -2 * torch.rand(16, 32, generator=g, dtype=D) - 0.05
     ids = torch.randint(0, 20, (16, 32), generator=g)
@@ -310,12 +313,13 @@ def placed(place, seed, *, size):
     elsewhere = experts + moved[..., None, None]
     after = moved.roll(1, -1) if place == "router" else ids < 2
     noise = torch.randn(16, 32, generator=g, dtype=D) * (1 - logp.exp())
+    noise = noise if kept == 1.0 else noise.abs()
     batch = TokenBatch(
         logp=logp,
         mask=torch.ones(16, 32, dtype=torch.bool),
         entropy=torch.rand(16, 32, generator=g, dtype=D),
         ids=ids,
-        rollout_logp=logp + torch.where(after, size, 1.0) * 0.012 * noise,
+        rollout_logp=logp - math.log(kept) + torch.where(after, size, 1.0) * 0.012 * noise,
         experts=experts,
         rollout_experts=elsewhere,
         control=(0, 1),
@@ -340,3 +344,19 @@ def test_a_gap_that_sits_at_template_tokens_or_follows_the_router_is_named_by_it
     assert cause.mismatch == truth
     assert words in cause.why
     assert plain.mismatch not in (MismatchCause.TEMPLATE, MismatchCause.ROUTER)
+
+
+def test_two_causes_at_once_are_both_named_where_each_has_a_shape_of_its_own():
+    """The first one in the title, and the other in the reason; one alone has no second."""
+    sound = [placed("template", seed, size=1.0) for seed in range(ONSET)]
+    both = named(sound + [placed("template", seed, size=100.0, kept=0.95) for seed in range(ONSET, ROWS)])
+    alone = named(sound + [placed("template", seed, size=15.0) for seed in range(ONSET, ROWS)])
+
+    assert both.mismatch == MismatchCause.TEMPLATE
+    assert "; truncated sampling, too: " in both.why
+    assert ", too: " not in alone.why
+
+
+def test_truncated_sampling_is_not_called_a_temperature_too():
+    """It makes the distribution sharper, as a temperature does."""
+    assert ", too: " not in named(run(from_onset(min_p(0.2)))).why
