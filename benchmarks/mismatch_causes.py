@@ -437,23 +437,25 @@ def main(names: str, folder: Path) -> None:
         rows = rows_of(plant, models[plant.model], texts[plant.model], folder)
         log = folder / f"{plant.name}.jsonl"
         log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        told = [cause for cause in rlwatch.scan(log).diagnosis.causes if cause.mismatch]
+        diagnosis = rlwatch.scan(log).diagnosis
+        causes = [cause for cause in diagnosis.causes if cause.mismatch]
+        found, why = (causes[0].mismatch, causes[0].why) if causes else (NOTHING, "")
+        if not causes and diagnosis.gap is not None:
+            found, why = diagnosis.gap.cause, diagnosis.gap.text
         tracker = GapTracker()
         for row in rows:
             tracker.update(int(row["step"]), row)
         turn = cause_of(tracker.turns, plant.start, 5)
-        both = told[0].mismatch if told else NOTHING, C.UNCLEAR.value if turn is None else turn.name
+        both = found, C.UNCLEAR.value if turn is None else turn.name
         verdicts = [verdict(said, plant) for said in both]
         for count, given in zip(counts.values(), verdicts, strict=True):
             count[given] += 1
-        if plant.also is not None and turn is not None and told:
-            named = [
-                cause
-                for cause in (plant.truth, plant.also)
-                if told[0].mismatch == cause or f"{cause}, too" in told[0].why
-            ]
-            counts["named by the diagnosis"]["right, both of two"] += len(named) == 2
-        print(f"{plant.name:34} {verdicts[0]:10} {both[0]:40} | {verdicts[1]:10} {both[1]}", flush=True)
+        how = "finding" if causes else "note"
+        counts["named by the diagnosis"][f"right, {how}"] += verdicts[0] == "right"
+        counts["named by the diagnosis"]["both of two"] += plant.also is not None and all(
+            found == cause or f"{cause}, too" in why for cause in (plant.truth, plant.also)
+        )
+        print(f"{plant.name:36} {verdicts[0]:10} {found:40} {how:8} | {verdicts[1]:10} {both[1]}", flush=True)
         if turn is not None:
             print(f"    {turn.text}", flush=True)
     print({name: dict(count) for name, count in counts.items()})

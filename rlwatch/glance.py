@@ -111,7 +111,8 @@ def cause_block(diagnosis: Diagnosis) -> Markup:
     named.
     """
     if not diagnosis.causes:
-        return el("p", "No warning or critical findings.")
+        none = el("p", "No warning or critical findings.")
+        return none if diagnosis.gap is None else el("div", none, el("p", sentence(diagnosis.gap.text), cls="soft"))
     first = diagnosis.causes[0]
     if not diagnosis.enough:
         return el("div", el("p", sentence(diagnosis.why_not)), cls="cause weak")

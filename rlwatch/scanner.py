@@ -33,7 +33,7 @@ from rlwatch.monitor.step_judge import MonitorOutcome, joined
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, Alert, Event, Finding, ForecastRecord, Severity, StepRecord
 from rlwatch.state import End, Ending
-from rlwatch.view import RunView, diagnosis_of, failed, logged_knobs
+from rlwatch.view import RunView, diagnosis_of, logged_knobs, names_to_read
 from rlwatch.wording import step
 
 FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
@@ -364,6 +364,7 @@ def _view(
 ) -> RunView:
     """Return the view of a log that was judged."""
     findings, steps = _unique(outcome.findings), _steps(records)
+    read = names_to_read(names.names, findings, monitor.source)
     return RunView(
         run_id=monitor.run_id,
         name=imported.name,
@@ -378,7 +379,7 @@ def _view(
             events=events,
             source=monitor.source,
             metrics=names.metrics,
-            knobs=logged_knobs(records, names.names, monitor.source) if failed(findings) else None,
+            knobs=None if read is None else logged_knobs(records, read, monitor.source),
         ),
         forecasts=tuple({(f.seq, f.step, f.attempt): f for f in outcome.kept}.values()),
         events=tuple(events),

@@ -264,7 +264,7 @@ def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
     if not verdict.explains or verdict.since is None:
         if not diagnosis.causes:
             return diagnosis
-        return Diagnosis(why_not="what was found is over", at_step=diagnosis.at_step)
+        return Diagnosis(why_not="what was found is over", at_step=diagnosis.at_step, gap=diagnosis.gap)
     kept = tuple(_advised(cause, verdict) for cause in diagnosis.causes if cause.onset_step <= verdict.since)
     if kept == diagnosis.causes:
         return diagnosis

@@ -8,6 +8,7 @@ attempts, so two callers with different knowledge would disagree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from rlwatch.detectors.base import NotRun, not_run
 from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import (
     AROUND,
+    GAP_METRICS,
+    GAP_SHAPE,
     TRACKED,
     Action,
     Cause,
@@ -216,6 +219,7 @@ def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
     culprits = store.spikes(run_id, last=CULPRIT_BATCHES, reason=CULPRITS)
     ending = ending_of(run, gone=gone)
     verdict = verdict_of((*findings, *recoveries), steps, ending=ending)
+    read = names_to_read(names, findings, run.source)
     return RunView(
         run_id=run_id,
         name=run.name,
@@ -230,7 +234,7 @@ def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
             events=events,
             source=run.source,
             metrics=metrics,
-            knobs=stored_knobs(store, run, names) if failed(findings) else None,
+            knobs=None if read is None else stored_knobs(store, run, read),
         ),
         forecasts=tuple(store.forecasts(run_id)),
         events=events,
@@ -267,16 +271,17 @@ def stored_explanation(
         findings_then = [f for f in (*store.findings(run.run_id), *store.recoveries(run.run_id)) if f.step <= at]
         verdict = verdict_of(findings_then, store.spans(run.run_id), ending=Ending(End.GOES_ON, at))
     findings = store.findings(run.run_id)
-    if not findings:
-        return verdict, Diagnosis(why_not="nothing was found", at_step=at)
     names = store.metric_names(run.run_id)
+    read = names_to_read(names, findings, run.source)
+    if not findings and read is None:
+        return verdict, Diagnosis(why_not="nothing was found", at_step=at)
     diagnosis = diagnosis_of(
         findings,
         store.steps(run.run_id),
         events=store.events(run.run_id),
         source=run.source,
         metrics=known(names, run.source),
-        knobs=stored_knobs(store, run, names) if failed(findings) else None,
+        knobs=None if read is None else stored_knobs(store, run, read),
         at=at,
     )
     return verdict, explained(diagnosis, verdict)
@@ -367,7 +372,9 @@ def diagnosis_of(
         row_steps=row_steps(sorted({s for own in reached.values() for s in own})),
         measured=frozenset(metrics),
         starts=starts_of_attempts(reached),
-        turns=() if knobs is None else knobs.turns(starts_of_attempts(reached), source, _until(findings, at), at),
+        turns=()
+        if knobs is None
+        else knobs.turns(starts_of_attempts(reached), source, _until(findings, at), at, whole_gap=not failed(findings)),
     )
     return with_way_back(found, kept=any(event.kind == SNAPSHOTS for event in all_events))
 
@@ -415,7 +422,15 @@ class KnobRows:
     rows: Mapping[tuple[int, int], Mapping[str, float]]
     configs: Mapping[int, Mapping[str, JSON]] = field(default_factory=dict)
 
-    def turns(self, starts: Mapping[int, int], source: str, until: int, at: int | None = None) -> list[KnobChange]:
+    def turns(
+        self,
+        starts: Mapping[int, int],
+        source: str,
+        until: int,
+        at: int | None = None,
+        *,
+        whole_gap: bool = False,
+    ) -> list[KnobChange]:
         """Return the changes of settings up to the step ``until``, and shown causes of a mismatch between trainer and
         engine.
 
@@ -431,8 +446,11 @@ class KnobRows:
             Step of the last finding.
         at
             Step as of which the run is diagnosed; None: the end.
+        whole_gap
+            Whether to read the gap between trainer and engine to the end, for a run without a finding that dates it.
         """
-        tracker, last = KnobTracker(), until + AROUND if at is None else min(at, until + AROUND)
+        tracker, last = KnobTracker(), math.inf if whole_gap else until + AROUND
+        last = last if at is None else min(at, last)
         for attempt, step_ in sorted(place for place in self.rows if place[1] <= last)[-MOST_ROWS:]:
             if all(step_ < start for other, start in starts.items() if other > attempt):
                 row = canonicalise(dict(sorted(self.rows[attempt, step_].items())), source)[0]
@@ -446,6 +464,18 @@ class KnobRows:
 def failed(findings: Iterable[Finding]) -> bool:
     """Return whether any finding is a warning or critical; only then changes of settings are looked up."""
     return any(finding.severity is not Severity.INFO for finding in findings)
+
+
+def names_to_read(names: Iterable[str], findings: Iterable[Finding], source: str) -> list[str] | None:
+    """Return those of the logged ``names`` whose series a diagnosis of the ``findings`` reads; None if it reads none.
+
+    If the run has failed, these are all. Otherwise they are the metrics of the gap between trainer and rollout engine,
+    if its shape is logged.
+    """
+    if failed(findings):
+        return list(names)
+    read = {name: reading.metric.name for name in names if (reading := resolve(name, source)) is not None}
+    return [name for name, metric in read.items() if metric in GAP_METRICS] if GAP_SHAPE in read.values() else None
 
 
 def knob_names(names: Iterable[str], source: str) -> list[str]:

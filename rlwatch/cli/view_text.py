@@ -229,8 +229,11 @@ STYLES = {Confidence.STRONG: "bold red", Confidence.PLAUSIBLE: "yellow", Confide
 def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
     """Print the likeliest cause of a failure with its evidence and first actions, then one line for each other cause.
 
-    ``everything``: print all actions. Nothing is printed if no evidence is a warning or worse.
+    ``everything``: print all actions. If no evidence is a warning or worse, only the cause of a small gap between
+    trainer and rollout engine is printed, if there is one.
     """
+    if diagnosis.gap is not None:
+        print_text(f"Note: {diagnosis.gap.text}", style="dim")
     if not any(evidence.severity in WORSE for cause in diagnosis.causes for evidence in cause.evidence):
         return
     first, *others = diagnosis.causes

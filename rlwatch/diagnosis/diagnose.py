@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from rlwatch import catalogue
 from rlwatch.diagnosis.footprints import guesses
-from rlwatch.diagnosis.mismatch_causes import ENGINE, FIRST_ACTIONS, MismatchCause, cause_of, wanted
+from rlwatch.diagnosis.mismatch_causes import ENGINE, FIRST_ACTIONS, MismatchCause, cause_of, standing_cause, wanted
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
 from rlwatch.diagnosis.suspects import (
     RESET,
@@ -412,6 +412,23 @@ MOST_CAUSES = 5
 
 
 @dataclass(frozen=True, slots=True)
+class SmallGap:
+    """A gap between trainer and rollout engine that is too small for a finding, but shows its cause.
+
+    ``cause``: as in :attr:`Cause.mismatch`. ``step``: first step at which it was seen. ``text``: description with the
+    numbers that show it.
+    """
+
+    cause: str
+    step: int
+    text: str
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Return the gap as plain values for JSON."""
+        return {"cause": self.cause, "step": self.step, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The likely causes of a run's failure; none if nothing worse than a remark was found.
 
@@ -425,12 +442,15 @@ class Diagnosis:
         Reason why no cause is named, where ``enough`` is False.
     at_step
         Step up to which data were used; None: nothing was found.
+    gap
+        Cause of a gap between trainer and rollout engine that is too small for a finding; None without such a gap.
     """
 
     causes: tuple[Cause, ...] = ()
     enough: bool = False
     why_not: str = ""
     at_step: int | None = None
+    gap: SmallGap | None = None
 
     @property
     def nature(self) -> Nature:
@@ -459,6 +479,7 @@ class Diagnosis:
             "enough": self.enough,
             "why_not": self.why_not,
             "at_step": self.at_step,
+            "gap": None if self.gap is None else self.gap.to_dict(),
             "causes": [cause.to_dict() for cause in self.causes],
         }
 
@@ -514,15 +535,28 @@ def diagnose(
     past = [e for e in events if e.step is None or at is None or e.step <= at]
     held = _held(findings, past, at, starts)
     found = signs(held, begun=_begun(first_step, starts, row_steps))
+    turns = tuple(turns)
+    gap = _small_gap(turns, at)
     if not any(sign.bad for sign in found):
-        return Diagnosis(why_not="no finding above info severity" if found else "nothing was found", at_step=at)
+        why_not = "no finding above info severity" if found else "nothing was found"
+        return Diagnosis(why_not=why_not if gap is None else f"{why_not}; {gap.text}", at_step=at, gap=gap)
     given = Circumstances(found, max(SLACK, 2 * row_steps), past, source)
     turned = _changed_settings(turns, at, given, measured)
     causes = with_knobs(_causes(given), turned, given)
     causes = tuple(_with_mismatch(cause, turned, given, row_steps, measured) for cause in causes)
     enough = any(cause.sure is not Confidence.WEAK for cause in causes)
     last = max(f.step for f in held) if at is None else at
-    return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), last)
+    gap = None if any(cause.mismatch for cause in causes) else gap
+    return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), last, gap)
+
+
+def _small_gap(turns: Sequence[KnobChange], at: int | None) -> SmallGap | None:
+    """Return the cause of the gap between trainer and rollout engine up to step ``at``; None where it shows none."""
+    turn = standing_cause(turn for turn in turns if at is None or turn.step <= at)
+    if turn is None:
+        return None
+    text = f"the gap between trainer and rollout engine is too small for a finding; it shows {turn.name}: {turn.text}"
+    return SmallGap(turn.name, turn.step, text)
 
 
 def _held(

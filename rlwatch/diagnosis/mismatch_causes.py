@@ -450,6 +450,20 @@ def cause_of(turns: Iterable[KnobChange], onset: int, slack: int, row_steps: int
     return max(found.items(), key=lambda item: (item[0][0], item[1][0], -item[1][1].step))[1][1]
 
 
+def standing_cause(turns: Iterable[KnobChange]) -> KnobChange | None:
+    """Return the newest segment of the named cause that the gap showed over most steps; None without any.
+
+    ``turns``: changes during the run; only those measured from the gap are used.
+    """
+    lasted: dict[str, int] = {}
+    newest: dict[str, KnobChange] = {}
+    for turn in turns:
+        if turn.source is ChangeSource.MEASURED and turn.name != MismatchCause.UNCLEAR:
+            lasted[turn.name] = lasted.get(turn.name, 0) + (turn.until or turn.step) - turn.step + 1
+            newest[turn.name] = turn
+    return newest[max(lasted, key=lambda name: lasted[name])] if lasted else None
+
+
 def wanted(measured: Collection[str] | None) -> str:
     """Return a text on what must be logged to name the cause of a mismatch, in addition to the metrics ``measured``.
 

@@ -217,6 +217,26 @@ def test_a_small_gap_has_no_cause_and_no_segment():
     assert tracker.turns == ()
 
 
+def test_a_gap_without_a_finding_still_shows_its_cause_in_every_diagnosis():
+    """Smaller than any alarm counts, live and stored alike; no cause of a failure, and nothing where a finding has it."""
+    rows = [{"step": step, **row} for step, row in enumerate(run(lambda step: rounding(0.02)))]
+    tracker = KnobTracker()
+    for row in rows:
+        tracker.update(row["step"], row)
+    live = diagnose([], turns=tracker.turns)
+    knobs = KnobRows({(1, row["step"]): row for row in rows})
+    stored = diagnosis_of([], {1: range(ROWS)}, metrics=rows[0].keys(), knobs=knobs)
+    other = diagnose([found("reward_drop", ONSET)], turns=tracker.turns, first_step=0)
+    its_own = diagnose([found("mismatch_growth", ONSET)], turns=tracker.turns, first_step=0)
+
+    assert live.gap.cause == stored.gap.cause == other.gap.cause == MismatchCause.PRECISION
+    assert live.gap == stored.gap
+    assert (live.causes, live.enough) == ((), False)
+    assert live.summary == f"nothing was found; {live.gap.text}"
+    assert "it shows precision" in live.to_dict()["gap"]["text"]
+    assert its_own.gap is None
+
+
 def test_what_is_known_later_changes_no_earlier_answer():
     """The tracker after n rows is what it was then: nothing looks ahead."""
     rows = run(from_onset(top_k(4)))
