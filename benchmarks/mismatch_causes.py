@@ -420,10 +420,28 @@ HELD_OUT_TWICE = [
     Plant("again, cache of 4 bits later, no age", C.UNCLEAR, Engine(cache=7), seed=75),
 ]  # fmt: skip
 
+HELD_OUT_THRICE = [
+    Plant("third, templated, top_k 20", C.TRUNCATED, Engine(top_k=20), start=0, seed=100, model="templated"),
+    Plant("third, moe, top_p .7", C.TRUNCATED, Engine(top_p=0.7), seed=101, model="moe"),
+    Plant("third, temperature .9", C.TEMPERATURE, Engine(temperature=0.9), start=0, seed=102),
+    Plant("third, temperature 1.5, no entropy", C.TEMPERATURE, Engine(temperature=1.5), entropy=False, seed=103),
+    Plant("third, sync every 10", C.STALE, Engine(every=10), start=0, seed=104),
+    Plant("third, moe, ages 0 to 3, logged", C.STALE, Engine(ages=3), age=True, seed=105, model="moe"),
+    Plant("third, moe, weights of 6 bits", C.PRECISION, Engine(weights=31), start=0, seed=106, model="moe"),
+    Plant("third, templated, cache of 4 bits", C.PRECISION, Engine(cache=7), age=True, seed=107, model="templated"),
+    Plant("third, cache rounded anew, later", C.ALONG, Engine(again=0.03), age=True, seed=108, size=LONG),
+    Plant("third, positions off", C.ALONG, Engine(theta=1.5), start=0, seed=109),
+    Plant("third, no opening, later", C.TEMPLATE, Engine(prompt="no opening"), seed=110, model="templated"),
+    Plant("third, encoded again, age logged", C.TEMPLATE, Engine(reencoded=True), start=0, age=True, seed=111,
+          model="templated"),
+    Plant("third, router with noise", C.ROUTER, Engine(router_noise=0.45), seed=112, model="moe"),
+    Plant("third, router of 6 levels", C.ROUTER, Engine(router_levels=6), start=0, seed=113, model="moe"),
+]  # fmt: skip
+
 SETS = {
     "first": FIRST, "held-out": HELD_OUT, "first-long": FIRST_LONG, "held-out-long": HELD_OUT_LONG,
     "first-new": FIRST_NEW, "held-out-new": HELD_OUT_NEW, "first-pairs": FIRST_PAIRS,
-    "held-out-twice": HELD_OUT_TWICE, "held-out-pairs": HELD_OUT_PAIRS,
+    "held-out-twice": HELD_OUT_TWICE, "held-out-thrice": HELD_OUT_THRICE, "held-out-pairs": HELD_OUT_PAIRS,
 }  # fmt: skip
 
 
