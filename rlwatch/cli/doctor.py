@@ -176,6 +176,17 @@ def trainer_checks() -> list[DoctorCheck]:
     ]
 
 
+def kernel_checks() -> list[DoctorCheck]:
+    """Report how entropy is computed from logits on a GPU, where PyTorch is installed."""
+    torch, triton = _version("torch"), _version("triton")
+    if torch is None:
+        return []
+    how = "by PyTorch, in tiles, because Triton is not installed"
+    if triton is not None:
+        how = f"by a kernel of Triton {triton}, in one pass over the logits; by PyTorch, in tiles, if it fails at first"
+    return [DoctorCheck("entropy", CheckStatus.OK, f"from logits on a GPU {how}")]
+
+
 def _trainer(name: str, version: str) -> DoctorCheck:
     first, beyond = TRAINERS[name]
     if first <= _numbers(version) < beyond:
@@ -512,6 +523,7 @@ def examine(store: str | None, *, ping: bool = False) -> list[DoctorCheck]:
         login_check(),
         *variable_checks(),
         *trainer_checks(),
+        *kernel_checks(),
         *verl_checks(),
         *plugin_checks(),
         *storage_checks(store),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from types import ModuleType
 from typing import Any, Self
 
 import torch
@@ -16,10 +18,14 @@ from rlwatch.tensors.masked import indicator, keep, masked_mean, widen
 from rlwatch.tensors.mergeable import Mean, Paired, Quantile, Stat, Stats
 from rlwatch.tensors.tokens import TokenBatch
 
+logger = logging.getLogger("rlwatch")
+
 COLUMNS = 8192
 """Vocabulary entries of a tile."""
 CPU_TILE, DEVICE_TILE = 2**17, 2**24
 """Elements of a tile: small enough for a core's cache; large enough that launching kernels does not dominate."""
+SAME = 1e-4
+"""Nats by which the kernel's sums may differ from PyTorch's: a hundred times their rounding."""
 _ZERO = -1e4
 """Its exp is 0 in float32 and float64, and unlike -inf the product with that 0 is 0."""
 
@@ -44,6 +50,65 @@ class Softmax:
         return torch.where(known, (widen(chosen) - self.top) / temperature - self.log_total, torch.nan)
 
 
+Sums = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class FusedSums:
+    """The Triton kernel that computes softmax sums on a GPU in one pass over the logits, until it fails once.
+
+    ``load`` returns the module of the kernel. Triton is missing on many machines, and may refuse a device, or to
+    compile, at its first use.
+    """
+
+    def __init__(self, load: Callable[[], ModuleType] | None = None) -> None:
+        self._load = load or _kernel
+        self._compared = False
+        self.unusable: str | None = None
+
+    def reads(self, rows: Tensor) -> bool:
+        """Return True if the kernel is for logits like ``rows`` (n, V), and has not failed yet."""
+        side_by_side = rows.stride(-1) == 1 and rows.numel() > 0
+        return self.unusable is None and rows.is_cuda and rows.dtype is not torch.float64 and side_by_side
+
+    def sums_of(self, rows: Tensor, temperature: float, *, collision: bool) -> Sums | None:
+        """Return the fields of a :class:`Softmax` of ``rows``; None if the kernel does not work here, with one
+        warning.
+        """
+        try:
+            if not self._compared:
+                self._compare(rows)
+            sums: Sums = self._load().sums_of(rows.detach(), temperature, _ZERO, collision=collision)
+        except Exception as error:  # noqa: BLE001  (of Triton, a compiler or a driver)
+            self.unusable = f"{type(error).__name__}: {error}"
+            logger.warning("entropy from logits is computed by PyTorch in tiles: no Triton kernel (%s)", self.unusable)
+            return None
+        return sums
+
+    def _compare(self, like: Tensor) -> None:
+        """Compare the kernel with PyTorch on a few rows, which waits for the device once, as compiling does.
+
+        Raises ``ArithmeticError`` if they differ.
+        """
+        self._compared = True
+        rows = torch.linspace(-9.0, 9.0, 30_000, device=like.device).view(3, -1).to(like.dtype)
+        rows[1, :5_000] = -torch.inf
+        ours = self._load().sums_of(rows, 1.0, _ZERO, collision=True)
+        theirs = _of_block(rows, COLUMNS, 1.0, collision=True)
+        gaps = [(one - other).abs().amax() for one, other in zip(ours, theirs, strict=True)]
+        gap = float(torch.stack(gaps).amax())
+        if not gap <= SAME:
+            raise ArithmeticError(f"its sums differ from PyTorch's by {gap:.1g}")
+
+
+def _kernel() -> ModuleType:
+    from rlwatch.tensors import softmax_kernel  # at its first use: Triton takes half a second to import
+
+    return softmax_kernel
+
+
+FUSED = FusedSums()
+
+
 def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = None, collision: bool = False) -> Softmax:
     """Return the softmax sums of ``rows`` (n, V) / ``temperature``; ``tile``: number of elements widened at a time.
 
@@ -55,6 +120,9 @@ def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = Non
         raise ValueError(f"temperature must be positive, got {temperature}")
     if tile is not None and tile < 1:
         raise ValueError(f"a tile must hold at least 1 element, got {tile}")
+    sums = FUSED.sums_of(rows, temperature, collision=collision) if tile is None and FUSED.reads(rows) else None
+    if sums is not None:
+        return Softmax(*sums)
     size = tile or (CPU_TILE if rows.device.type == "cpu" else DEVICE_TILE)
     columns = min(COLUMNS, size, rows.shape[-1])
     every = torch.split(rows.detach(), max(1, size // columns))

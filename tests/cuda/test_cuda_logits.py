@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlwatch.tensors.entropy import DEVICE_TILE, token_logp_entropy
+from rlwatch.tensors.entropy import DEVICE_TILE, FUSED, softmax_of, token_logp_entropy
 
 pytestmark = [
     pytest.mark.torch,
@@ -51,3 +51,18 @@ def test_only_a_few_tiles_are_ever_allocated():
     token_logp_entropy(logits, ids)
 
     assert torch.cuda.max_memory_allocated() - before < 5 * 4 * DEVICE_TILE < logits.nbytes / 3
+
+
+def test_the_kernel_computes_them_and_agrees_with_float64():
+    """Triton's, in one pass: of each type of logits, with a temperature, and with tokens that cannot be sampled."""
+    logits, _ = drawn(8)
+    logits[0, :100_000] = -torch.inf
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        ours = softmax_of(logits.to("cuda", dtype), temperature=0.7, collision=True)
+        exact = softmax_of(logits.to(dtype).double(), temperature=0.7, collision=True)
+        for name in ("top", "log_total", "entropy", "collision"):
+            torch.testing.assert_close(
+                getattr(ours, name).cpu().double(), getattr(exact, name), rtol=1e-5, atol=1e-5, msg=f"{name}, {dtype}"
+            )
+
+    assert FUSED.unusable is None
