@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from rlwatch.error_boundary import described, raised_by
 from rlwatch.tensors.advantages import Sides
 from rlwatch.tensors.importance import clipped_sides
 from rlwatch.tensors.masked import indicator, keep, masked_mean, widen
@@ -74,14 +75,18 @@ class FusedSums:
         """Return the fields of a :class:`Softmax` of ``rows``; None if the kernel does not work here, with one
         warning.
         """
-        try:
-            if not self._compared:
-                self._compare(rows)
-            sums: Sums = self._load().sums_of(rows.detach(), temperature, _ZERO, collision=collision)
-        except Exception as error:  # noqa: BLE001  (of Triton, a compiler or a driver)
-            self.unusable = f"{type(error).__name__}: {error}"
+        sums: list[Sums] = []
+        error = raised_by(lambda: sums.append(self._computed(rows, temperature, collision=collision)))
+        if error is not None:  # of Triton, a compiler or a driver
+            self.unusable = described(error)
             logger.warning("entropy from logits is computed by PyTorch in tiles: no Triton kernel (%s)", self.unusable)
             return None
+        return sums[0]
+
+    def _computed(self, rows: Tensor, temperature: float, *, collision: bool) -> Sums:
+        if not self._compared:
+            self._compare(rows)
+        sums: Sums = self._load().sums_of(rows.detach(), temperature, _ZERO, collision=collision)
         return sums
 
     def _compare(self, like: Tensor) -> None:
