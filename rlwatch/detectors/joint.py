@@ -170,6 +170,10 @@ def noise(values: Sequence[float]) -> float:
     return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) * (1.0 + 2.0 / len(values)) if jumps else 0.0
 
 
+UNUSED = 8
+"""Rows without a use after which deviations are no longer kept in order: to sort them costs as much as ten rows do."""
+
+
 class Earlier:
     """Earlier deviations of a metric, which give its chance variation in this run, without rows of a suspected failure.
 
@@ -180,8 +184,9 @@ class Earlier:
     def __init__(self, most: int) -> None:
         self._kept: deque[float] = deque(maxlen=most)
         self._ordered: list[float] | None = None
-        """The same in ascending order; None until :meth:`scale` needs it, and again after a row without a use."""
-        self._order_used = False
+        """The same in ascending order; None until :meth:`scale` needs it, and again after rows without a use."""
+        self._unused = 0
+        """Rows since :meth:`scale` was last needed."""
         self._pending: deque[float] = deque()
         self._away = 0
 
@@ -199,13 +204,13 @@ class Earlier:
         if len(self._pending) <= DELAY:
             return
         deviation, kept = self._pending.popleft(), self._kept
-        if self._order_used and self._ordered is not None:
+        if self._ordered is not None and self._unused < UNUSED:
             if len(kept) == kept.maxlen:
                 del self._ordered[bisect_left(self._ordered, kept[0])]
             insort(self._ordered, deviation)
         else:
             self._ordered = None
-        self._order_used = False
+        self._unused += 1
         kept.append(deviation)
 
     @property
@@ -219,7 +224,7 @@ class Earlier:
         """
         if self._ordered is None:
             self._ordered = sorted(self._kept)
-        ordered, self._order_used = self._ordered, True
+        ordered, self._unused = self._ordered, 0
         usual = ordered_quantile(ordered, 0.5)
         usual = usual if usual > 0.0 else 0.0
         above = ordered_quantile(ordered, 0.95) - usual
@@ -531,12 +536,18 @@ class RewardFall:
         values = [rows[i][1] for i in range(-min(size, self.WINDOWS[-1]), 0)]
         whole, seen_in = max(abs(best), best - start, 1e-9), self._high - self._low
         self._row, self._before = None, self._beyond.since
-        milder, worst = best - max(values[-LAST:]), 0.0
-        falls = {count: best - sum(values[-count:]) / count for count in self.WINDOWS if size >= count + FEWEST_ROWS}
-        self.share, self.depth = falls[LAST] / whole, falls[LAST] / max(seen_in, 1e-9)
-        part = self.error > 0.0 and self.share < GONE
-        for count, fall in falls.items():
-            earlier = self._earlier[count]
+        milder, worst, part = best - max(values[-LAST:]), 0.0, False
+        falls: list[tuple[Earlier, float]] = []
+        for count, earlier in self._earlier.items():
+            if size < count + FEWEST_ROWS:
+                continue
+            fall = best - sum(values[-count:]) / count
+            falls.append((earlier, fall))
+            if count == LAST:
+                self.share, self.depth = fall / whole, fall / max(seen_in, 1e-9)
+                part = self.share < GONE and self.error > 0.0
+            elif milder < fall / 2.0:
+                continue
             usual, spread, largest = earlier.scale() if earlier.many else (self.row / 2.0, 0.0, math.inf)
             least = max(spread, 1e-9)
             if count == LAST:
@@ -550,8 +561,8 @@ class RewardFall:
                 z = min(z, UNPRECEDENTED)
             worst = max(worst, z * PARTLY if part else z)
         far = worst >= 2.0 * UNIT
-        for count, fall in falls.items():
-            self._earlier[count].take(fall, far=far, accepted=self.ACCEPTED)
+        for earlier, fall in falls:
+            earlier.take(fall, far=far, accepted=self.ACCEPTED)
         self.weight = evidence(worst)
         self.certain = min(self.weight, self._alone([v for _, v in rows])) if self.weight else 0.0
         below, share = best - values[-1], self.SHARE * whole

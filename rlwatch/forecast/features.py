@@ -550,7 +550,10 @@ class FeatureStream:
         least, _ = look.sums(history.broken, (BROKEN_STEPS, BROKEN_ROWS))
         values[:, -1] = within / rows_within
         moving: list[bool] = np.logical_or.reduce(gone.clear, axis=1).tolist()
-        reaches = [_reaches(gone, i, moving[i], breaking(least[i], read[i].broken)) for i in range(len(steps))]
+        reaches = [
+            _reaches(gone, i, moving[i], breaking(least[i], read[i].broken)) if moving[i] or least[i] >= 2.0 else ()
+            for i in range(len(steps))
+        ]
         unsure: list[float] = limited.noise[:, _REWARD].tolist()
         return [Features(*each) for each in zip(steps, values, reaches, read, unsure, strict=True)]
 

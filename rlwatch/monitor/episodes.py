@@ -387,8 +387,10 @@ class Episodes:
         changes = self.arrival(holding)
         reported: dict[tuple[str, str], Severity] = {}
         for finding in holding:
-            known = reported.setdefault(_key(finding), finding.severity)
-            reported[_key(finding)] = max(known, finding.severity, key=lambda severity: severity.rank)
+            key = _key(finding)
+            known = reported.get(key)
+            if known is None or finding.severity.rank > known.rank:
+                reported[key] = finding.severity
         for key, severity in reported.items():
             self._open[key].hold(step.metrics)
             changes += self._looked(step, key, severity)

@@ -172,6 +172,8 @@ class StepJudge:
         self, findings: Sequence[Finding], step: ClosedStep
     ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
         """Add attempt and ``seq`` to the findings; return the failures and the recoveries."""
+        if not findings:
+            return (), ()
         stamped = tuple(replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings)
         failures = tuple(finding for finding in stamped if not finding.stage.better)
         self.lookback.findings.extend(failures)
@@ -244,7 +246,7 @@ class LocalisedSteps:
 
     def with_culprits(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings; those on the gradient of a localised step have the responsible tokens added."""
-        return [self._with_culprits(finding) for finding in findings]
+        return [self._with_culprits(finding) for finding in findings] if self._events else list(findings)
 
     def _with_culprits(self, finding: Finding) -> Finding:
         event = next(

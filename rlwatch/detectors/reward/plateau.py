@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import STILL, BaseDetector, SeriesHistory, finite, rounded
+from rlwatch.detectors.base import STILL, BaseDetector, SeriesHistory, rounded
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number
@@ -41,9 +41,7 @@ class Plateau(BaseDetector):
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the gain of reward over the last half of the run; return the plateau, if there is one."""
-        value = finite(step, *self.reads)
-        if value is None:
-            return []
+        value = step.numbers["reward/mean"]
         self._start = step.step if self._start is None else min(self._start, step.step)
         self._reward.update(step.step, value)
         since = step.step - max(PART * (step.step - self._start), LONG)
@@ -51,15 +49,16 @@ class Plateau(BaseDetector):
         self._flat.update(step.step, gained is not None and gained[0] > -STILL and gained[1] < STILL)
         if gained is None or not self._flat.lasted(ROWS):
             return []
+        level, steps = self._reward.level, step.step - int(since)
         return [
             self.finding(
                 step,
                 "plateau",
                 Severity.INFO,
-                f"the reward has stood at {number(self._reward.level)} for {step.step - int(since)} steps: it gained "
+                f"the reward has stood at {number(level)} for {steps} steps: it gained "
                 f"{max(gained[1], 0.0):.0%} of its range at most",
                 onset=int(since),
                 metric="reward/mean",
-                evidence=rounded({"reward": self._reward.level, "steps": step.step - int(since), "gained": gained[1]}),
+                evidence=rounded({"reward": level, "steps": steps, "gained": gained[1]}),
             )
         ]
