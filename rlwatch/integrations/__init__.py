@@ -39,6 +39,9 @@ in each actor. TRL's trainers extend Hugging Face's, so ``trl`` builds on ``tran
 TRL's. Models of Megatron, in verl
 or in a custom loop, are handled by :mod:`~rlwatch.integrations.megatron` and :mod:`rlwatch.tensors.megatron`.
 
+SkyRL and AReaL (:mod:`~rlwatch.integrations.skyrl`, :mod:`~rlwatch.integrations.areal`) have one module each: their
+driver logs and steers, and :mod:`~rlwatch.integrations.driven` is what they share.
+
 Other trackers (:mod:`~rlwatch.integrations.wandb`, :mod:`~rlwatch.integrations.tensorboard`,
 :mod:`~rlwatch.integrations.mlflow`) are mirrored by :mod:`~rlwatch.integrations.tee`.
 """

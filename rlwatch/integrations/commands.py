@@ -556,6 +556,26 @@ class UndoLast:
         return handler, self._back
 
 
+# Refusing a command that a trainer cannot execute.
+
+
+@dataclass(slots=True)
+class Refused:
+    """Handler of a kind of command that a trainer cannot execute; it refuses with the ``reason``."""
+
+    kind: str
+    reason: str
+
+    def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
+        """Raise ``RLWatchError`` with the reason why the command cannot be executed."""
+        raise RLWatchError(self.reason)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Refuse like :meth:`check`; never called, because the check fails first."""
+        self.check(command)
+        return {}
+
+
 # Stopping a training before its last step.
 
 

@@ -97,6 +97,7 @@ LEFT = {
     ("docs/trackers.md", "tee_wandb("): "takes the place of wandb.log in this process; examples/tee_wandb.py is run",
     ("docs/trainers.md", "run_exp("): "a training of LLaMA-Factory, which asks for an environment of its own",
     ("docs/trainers.md", "swift rlhf "): "a training of ms-swift, which asks for an environment of its own",
+    ("docs/trainers.md", "BasePPOExp"): "SkyRL has an environment of its own; tests/nightly",
     ("docs/trainers.md", "register("): "ms-swift has an environment of its own; tests/nightly",
     ("docs/localisation.md", ".spikes()"): "runs with spikes; tests/export",
     # Settings

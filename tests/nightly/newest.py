@@ -21,7 +21,7 @@ from pathlib import Path
 import installs
 from environment import BUILD, QUIET, ROOT, TESTING, Outcome, cpu_torch, last_line, read, run
 
-NAMED = ("trl", "transformers", "torch", "ms-swift", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "mlflow-skinny", "accelerate",
+NAMED = ("trl", "transformers", "torch", "ms-swift", "skyrl", "areal", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "mlflow-skinny", "accelerate",
          "deepspeed", "megatron-core", "aim", "vllm")  # fmt: skip
 
 
@@ -54,6 +54,19 @@ SWIFT = (
     "tensorboard", "tiktoken", "transformers-stream-generator", "uvicorn", "zstandard",
 )  # fmt: skip
 """What ms-swift 4.6 imports for GRPO; one of its other requirements (``cpm-kernels``) is for GPUs."""
+SKYRL = (
+    "transformers>=5.6.1,<=5.8.0", "ray==2.60.0", "loguru", "omegaconf", "jaxtyping", "tensordict", "datasets", "torchdata",
+    "peft==0.18.1", "hydra-core", "cloudpathlib", "fsspec", "accelerate", "aiohttp", "tensorboardX", "uvloop", "typer", "pybase64",
+    "fastapi", "uvicorn", "orjson", "msgspec", "pyzmq", "pandas",
+)  # fmt: skip
+AREAL = (
+    "transformers<=5.3.0,>=5.0.0", "ray==2.60.0", "colorlog", "omegaconf", "hydra-core==1.3.8", "tensordict", "datasets",
+    "torchdata", "peft<=0.18.1", "tenacity", "aiofiles", "aiohttp", "tensorboardX", "uvloop", "pybase64", "fastapi", "uvicorn",
+    "orjson", "msgspec", "pyzmq", "tabulate", "swanlab", "trackio", "wandb", "einops", "pandas", "prettytable", "setproctitle",
+    "math-verify", "python-dotenv", "openai-agents", "numba", "nvidia-ml-py", "flask", "anthropic", "openai", "zstandard",
+    "pebble", "pillow", "lark",
+)  # fmt: skip
+"""What the trainers' modules import, without the engines."""
 ROOMS = (
     Room("trl", ("trl", "transformers", "peft", "tokenizers"), TRL),
     Room("trl-newest-torch", ("torch", "trl", "transformers", "peft", "tokenizers"), TRL, cpu=False),
@@ -66,6 +79,8 @@ ROOMS = (
         flags=("--timeout=6000",),
     ),
     Room("swift", SWIFT, ("tests/nightly/test_swift.py",), bare=("ms-swift==4.6.0",)),
+    Room("skyrl", SKYRL, ("tests/nightly/test_skyrl_names.py",), bare=("skyrl==0.3.0",)),
+    Room("areal", AREAL, ("tests/nightly/test_areal_names.py",), bare=("areal==1.0.4",)),
     Room("verl", ("verl", *VERL), ("tests/verl",)),
     Room(
         "openrlhf",

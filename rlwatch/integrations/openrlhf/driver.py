@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import rlwatch
 from rlwatch.error_boundary import ErrorBoundary, Reported, guarded
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
+from rlwatch.integrations.commands import Controller, Refused, SaveCheckpoint, SetKLCoef, Stop
 from rlwatch.integrations.crash import record_crash
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.openrlhf.batch import response_stats
@@ -23,7 +23,6 @@ from rlwatch.integrations.openrlhf.compat import OpenRLHFSettings
 from rlwatch.integrations.openrlhf.taps import PARCEL
 from rlwatch.integrations.step_tally import Decode, StepTally, StepThread, merge_workers
 from rlwatch.integrations.tee import scalars
-from rlwatch.records import JSON, Command
 from rlwatch.redaction import recordable
 
 if TYPE_CHECKING:
@@ -324,22 +323,6 @@ CANNOT = {
 """Commands that OpenRLHF cannot execute -> the reason."""
 
 
-class Refused:
-    """Handler of a kind of command that OpenRLHF cannot execute; it refuses with the reason."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
-        """Raise ``RLWatchError`` with the reason why the command cannot be executed."""
-        raise RLWatchError(CANNOT[self.kind])
-
-    def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Refuse like :meth:`check`; never called, because the check fails first."""
-        self.check(command)
-        return {}
-
-
 class OpenRLHFCommands:
     """Executor of commands: save a checkpoint, stop, pause, change the KL coefficient.
 
@@ -357,7 +340,7 @@ class OpenRLHFCommands:
                 SaveCheckpoint(self._save, self._kept, error_boundary),
                 Stop(self._stop),
                 SetKLCoef(self._kl_coef, self._set_kl_coef, error_boundary),
-                *map(Refused, CANNOT),
+                *(Refused(kind, reason) for kind, reason in CANNOT.items()),
             ],
         )
 
