@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlwatch.integrations.step_tally import StepTally, merge_workers
+
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 
 
@@ -38,6 +40,19 @@ def test_a_nan_on_one_rank_is_traced_to_it(ranks):
     assert (ours["event"]["method"], ours["event"]["norm"]) == ("trace", "nan")
     assert ours["culprits"] == []
     assert theirs["culprits"][0][:2] == [1, 3]
+
+
+def test_the_change_of_the_weights_is_that_of_the_whole_ones(ranks):
+    """By layer and altogether, in float64, of shards that no rank gathers to measure them."""
+    parcels = {rank: bytes.fromhex(one["moved"]["parcel"]) for rank, one in enumerate(ranks)}
+    metrics = merge_workers(0, StepTally(), parcels).metrics
+    alone = merge_workers(0, StepTally(), {0: parcels[0]}).metrics
+    exact = ranks[0]["moved"]["exact"]
+
+    assert {name: metrics[name] for name in exact} == pytest.approx(exact, rel=0.2)
+    small = {name: value for name, value in exact.items() if name.startswith("update_layer/") and name.endswith("norm")}
+    assert {name: metrics[name] for name in small} == pytest.approx(small, rel=1e-4)
+    assert not exact.keys() & alone.keys()
 
 
 def test_training_goes_on_bit_for_bit(ranks):

@@ -17,6 +17,7 @@ import torch.distributed as dist  # noqa: E402
 from rlwatch.integrations.localising import decoded_batches  # noqa: E402
 from rlwatch.integrations.verl.ranks import accepted  # noqa: E402
 from rlwatch.records import CULPRITS  # noqa: E402
+from rlwatch.tensors.gradnorm import layer_of  # noqa: E402
 
 RANK = int(os.fork() == 0)  # what takes seconds to import is imported once
 os.environ.update(RANK=str(RANK), LOCAL_RANK=str(RANK), WORLD_SIZE="2")
@@ -37,20 +38,43 @@ def batch(*, nan=False):
     return tiny.batch_of(RANK, 4, lengths=[length] * 4, old_log_probs=old, advantages=advantages)
 
 
+def gathered(worker):
+    """The whole weights in float64, by layer."""
+    layers = {}
+    for name, p in worker.actor.engine.module.named_parameters():
+        weight = p.full_tensor() if hasattr(p, "full_tensor") else p
+        layers.setdefault(layer_of(name), []).append(weight.detach().double().flatten())
+    return {layer: torch.cat(parts) for layer, parts in layers.items()}
+
+
+def change_of(before, after):
+    """What an update changed, in float64: by layer and altogether."""
+    ratios = {layer: ((after[layer] - before[layer]).norm() / before[layer].norm()).item() for layer in before}
+    old, new = (torch.cat([*weights.values()]) for weights in (before, after))
+    return {f"update_layer/{layer}": ratio for layer, ratio in ratios.items()} | {
+        "optim/update_norm": (new - old).norm().item(), "optim/update_ratio": ((new - old).norm() / old.norm()).item(),
+    }  # fmt: skip
+
+
 def trained(localise):
-    """Three updates, the second with a gradient of NaN: the worker, and the culprits of each."""
+    """Three updates, the second with a gradient of NaN: the worker, and the culprits of each.
+
+    Of the first one also how far it moved the weights: as the rank measured it, and of the whole ones.
+    """
     tiny.untap()
     worker = tiny.make_worker(FOLDER, "actor_rollout_ref.actor.clip_ratio_c=1e6")
     if localise:
         assert tiny.attach(worker, "full", localise={"threshold": 1e-9, "culprits": 2})["not_localised"] is None
     torch.manual_seed(RANK)
-    found = []
+    found, moved = [], {}
     for step in range(3):
+        weights = gathered(worker)
         tiny.update(worker, batch(nan=step == 1), **ONE_STEP)
         if localise:
             (reply,) = accepted([worker.rlwatch_collect(step)])
             found += [summary(one, reply["errors"]) for one in reply["localised"]]
-    return worker, found
+            moved = moved or {"parcel": reply["parcel"].hex(), "exact": change_of(weights, gathered(worker))}
+    return worker, found, moved
 
 
 def summary(one, errors):
@@ -77,11 +101,13 @@ def state(worker):
 
 
 dist.init_process_group("gloo", rank=RANK, world_size=2, init_method=f"file://{FOLDER}/rendezvous")
-plain, _ = trained(localise=False)
+plain, *_ = trained(localise=False)
 before = state(plain)
-worker, found = trained(localise=True)
+worker, found, moved = trained(localise=True)
 same = [torch.equal(one, other) for one, other in zip(before, state(worker), strict=True)]
-(FOLDER / f"rank{RANK}.json").write_text(json.dumps({"found": found, "compared": len(same), "same": all(same)}))
+(FOLDER / f"rank{RANK}.json").write_text(
+    json.dumps({"found": found, "compared": len(same), "same": all(same), "moved": moved})
+)
 dist.barrier()
 if RANK == 0:
     os.wait()

@@ -35,7 +35,9 @@ from rlwatch.tensors.histogram import observe_distributions
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Stats, Total, nonfinite
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.weight_gap import UpdateSample
 
+UPDATE_TAP = "size of the update"
 TAPPED = "rlwatch_tapped_by"
 """Attribute of a wrapped policy loss that holds the object which wrapped it."""
 
@@ -85,6 +87,7 @@ class WorkerTaps:
         truncation: float | None = None,
         gradients: Callable[[Any], GradNorms | None] | None = None,
         localising: RankLocalising | None = None,
+        weights: Callable[[Any, int], UpdateSample | None] | None = None,
     ) -> None:
         self.tally = StepTally()
         self._actor = actor
@@ -95,6 +98,8 @@ class WorkerTaps:
         self._truncation = truncation
         self._gradients = gradients
         self._localising = localising
+        self._weights = weights
+        self._updates = 0
         self._data: Any = None
         self._inside = False
         self.tokens = 0
@@ -210,7 +215,10 @@ class WorkerTaps:
             norms = self.error_boundary.attempt("gradients", self._read_gradients, engine)
             if self._localising is not None:
                 self.error_boundary.attempt(SPIKE, self._localising.check, norms)
+            before = self.error_boundary.attempt(UPDATE_TAP, self._sample_weights, engine)
             total = original(*args, **kwargs)
+            if before is not None:
+                self.error_boundary.attempt(UPDATE_TAP, self._measure_update, before)
             if self._level.includes(Level.GRADIENTS):
                 scaled = getattr(engine, "scaler", None) is not None
                 self.error_boundary.attempt("gradients", self._after_step, norms, total, scaled)
@@ -250,6 +258,17 @@ class WorkerTaps:
 
     def _read_gradients(self, engine: Any) -> GradNorms | None:
         return None if self._gradients is None else self._gradients(engine)
+
+    def _sample_weights(self, engine: Any) -> UpdateSample | None:
+        """Sample the weights before the step, as far as they count on this rank; None if nothing asks for them."""
+        if self._weights is None or not self._level.includes(Level.GRADIENTS):
+            return None
+        self._updates += 1
+        return self._weights(engine, self._updates)
+
+    def _measure_update(self, before: UpdateSample) -> None:
+        with torch.no_grad():
+            self.tally.add_stats(before.stats())
 
     def _after_step(self, norms: GradNorms | None, total: Any, scaled: bool) -> None:
         """Add gradient statistics; ``total`` is the norm over all ranks, ``scaled`` gradients carry a loss scale."""

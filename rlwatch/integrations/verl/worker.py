@@ -52,6 +52,7 @@ from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.tensors.gradnorm import GradNorms, ShardedNorm
 from rlwatch.tensors.megatron import hindrance, model_norms
+from rlwatch.tensors.weight_gap import UpdateSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class Inside:
             bypass=bool(settings.get("bypass")),
             truncation=settings.get("truncation"),
             gradients=_gradients(worker),
+            weights=_weights(worker),
             localising=localising if isinstance(localising, RankLocalising) else None,
         )
         taps.attach()
@@ -256,6 +258,16 @@ def _gradients(worker: Any) -> Callable[[Any], GradNorms | None] | None:
     if strategy == MEGATRON:
         return lambda engine: model_norms(engine.module, rank=rank)
     return (lambda engine: gradients_of(engine.module, rank)) if strategy in ENGINES else None
+
+
+def _weights(worker: Any) -> Callable[[Any, int], UpdateSample | None] | None:
+    """Return a function that samples the weights of the actor's engine before step ``turn``; None if its strategy hides
+    them.
+    """
+    rank = int(worker.rank)
+    if str(worker.config.actor.strategy) not in ENGINES:
+        return None
+    return lambda engine, turn: UpdateSample.of(engine.module.named_parameters(), turn, rank=rank)
 
 
 def _localising(worker: Any, error_boundary: ErrorBoundary, settings: Mapping[str, Any]) -> RankLocalising | str | None:
