@@ -48,7 +48,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from rlwatch.errors import RLWatchError
 from rlwatch.link.limits import BACKLOG, GREETING_S, Strangers, limited, quiet_log
 
-from . import endpoint, news, oidc
+from . import assets, endpoint, news, oidc, preload
 from .principal import NAME_HEADER, ROLE_HEADER, SESSION_END
 
 HERE = Path(__file__).resolve().parent
@@ -377,7 +377,12 @@ class Gate:
         headers = [*scope["headers"], *((name.encode(), value.encode()) for name, value in principal.items())]
         inner = {**scope, "headers": headers}
         if scope["type"] == "http":
-            await self._app({**inner, SESSION_END: session.until}, receive, with_skeleton(scope, send))
+            if (script := assets.script(scope, self._settings.base_path)) is not None:
+                await script(scope, receive, send)
+                return
+            await self._app(
+                {**inner, SESSION_END: session.until}, receive, with_skeleton(scope, send, self._settings.base_path)
+            )
             return
         try:
             async with asyncio.timeout(session.until - time.time()):
@@ -591,9 +596,9 @@ SKELETON = b"""<div id="root"><style>
 """Replacement for that part, with grey rows that a browser shows before it has any script."""
 
 
-def with_skeleton(scope: Scope, send: Send) -> Send:
-    """Return a ``send`` function that puts grey placeholder rows into Streamlit's page; other
-    responses pass unchanged.
+def with_skeleton(scope: Scope, send: Send, base_path: str = "") -> Send:
+    """Return a ``send`` function that puts grey placeholder rows and the names of the scripts that it will need into
+    Streamlit's page; other responses pass unchanged.
     """
     if scope["method"] != "GET":
         return send
@@ -610,7 +615,8 @@ def with_skeleton(scope: Scope, send: Send) -> Send:
             held.append(message)
             if message.get("more_body"):
                 return
-            body = b"".join(part.get("body", b"") for part in held[1:]).replace(ROOT, SKELETON, 1)
+            body = b"".join(part.get("body", b"") for part in held[1:])
+            body = body.replace(ROOT, SKELETON + preload.links(scope["path"], base_path).encode(), 1)
             MutableHeaders(scope=held[0])["content-length"] = str(len(body))
             await send(held[0])
             message = {"type": "http.response.body", "body": body}
@@ -646,9 +652,10 @@ def _hashes(page: str, tag: str) -> list[str]:
 
 
 def warm() -> None:
-    """Read the data of the list of runs into the cache before the first page asks for it."""
+    """Read the data of the list of runs, and the scripts of the pages, before the first page asks for them."""
     with suppress(RLWatchError):
         import_module(".fleet", __package__).fleet()
+    assets.warm()
 
 
 def serve() -> None:

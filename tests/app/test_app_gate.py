@@ -6,14 +6,16 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rlwatch_app import gate
+from rlwatch_app import gate, preload
 from rlwatch_app.principal import NAME_HEADER, ROLE_HEADER
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from streamlit.file_util import get_static_dir
 from streamlit.web.server.starlette.starlette_app_utils import create_signed_value
 
 OURS = "http://localhost:8501"
@@ -358,3 +360,34 @@ def test_without_lists_there_is_no_way_to_a_provider(monkeypatch):
     assert {stranger.get(path).json()["role"] for path in gate.oidc.ROUTES} == {None}
     assert {stranger.post(path).status_code for path in gate.oidc.ROUTES} == {401}
     assert {stranger.get(f"{path}/x").status_code for path in gate.oidc.ROUTES} == {401}
+
+
+def test_streamlits_scripts_come_from_memory_to_who_is_logged_in():
+    """Byte for byte, compressed for who takes that, kept for a year; any other path is the application's."""
+    folder = Path(get_static_dir(), "static", "js")
+    name = max((path.name for path in folder.glob("*.js")), key=lambda name: (folder / name).stat().st_size)
+    client = inside(door())
+
+    packed = client.get(f"/static/js/{name}")
+    plain = client.get(f"/static/js/{name}", headers={"accept-encoding": "identity"})
+
+    assert packed.content == plain.content == (folder / name).read_bytes()
+    assert (packed.headers["content-encoding"], "content-encoding" in plain.headers) == ("gzip", False)
+    assert int(packed.headers["content-length"]) < len(plain.content) / 2
+    assert "immutable" in packed.headers["cache-control"]
+    assert packed.headers["content-type"].startswith("text/javascript")
+    assert door().get(f"/static/js/{name}").status_code == 401
+    for other in ("/static/js/none.abcdefgh.js", "/static/js/..%2f..%2findex.html", f"/other/{name}"):
+        assert client.get(other).json()["role"] == "operator"
+
+
+def test_a_page_names_the_scripts_that_it_will_need():
+    """Files that there are, each once, none that Streamlit's own page names; those of charts on a page with charts."""
+    folder, index = Path(get_static_dir(), "static", "js"), Path(get_static_dir(), "index.html").read_text("utf-8")
+    for path, charted in (("/", False), ("/x/run", True)):
+        named = re.findall(r'href="([^"]+)"', preload.links(path, "/x" if charted else ""))
+        files = [Path(one).name for one in named if one.startswith("./static/js/")]
+        assert any(one.startswith("BidiComponent.") for one in files)
+        assert len(set(files)) == len(files)
+        assert all((folder / one).is_file() and one not in index for one in files)
+        assert any(one.endswith("/board.js") for one in named) == charted

@@ -40,7 +40,7 @@ def test_only_the_queries_open_the_store():
 def test_the_app_uses_what_rlwatch_publishes_and_little_else():
     """Streamlit and numpy, the door what it is made of; nothing of the trainer, the CLI or the engine."""
     door = {"google", "itsdangerous", "limits", "rlwatch", "starlette", "uvicorn"}
-    doors = [APP / f"{name}.py" for name in ("api", "endpoint", "gate", "news", "oidc")]
+    doors = [APP / f"{name}.py" for name in ("api", "assets", "endpoint", "gate", "news", "oidc")]
     pages = {name.split(".")[0] for path in SOURCES if path not in doors for name in imports(path)}
     assert pages - set(sys.stdlib_module_names) == {"numpy", "rlwatch", "streamlit"}
     assert {name.split(".")[0] for path in doors for name in imports(path)} - set(sys.stdlib_module_names) == {
