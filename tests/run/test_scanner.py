@@ -73,7 +73,7 @@ def test_the_report_is_the_object_scripts_read(tmp_path):
     assert {"detector", "kind", "severity", "onset_step", "step", "message", "evidence"} <= set(report["findings"][0])
     assert {"step", "kind", "severity", "reason"} <= set(report["alarms"][0])
     assert "forecasts" not in report
-    assert {"summary", "nature", "enough", "why_not", "at_step", "causes"} == set(report["diagnosis"])
+    assert {"summary", "nature", "enough", "why_not", "at_step", "gap", "causes"} == set(report["diagnosis"])
     assert {"kind", "title", "sure", "evidence", "actions"} <= set(report["diagnosis"]["causes"][0])
     assert "mismatch_growth" in {part["name"] for part in report["not_run"]}
 
