@@ -468,7 +468,7 @@ def main(names: str, folder: Path) -> None:
         verdicts = [verdict(said, plant) for said in both]
         for count, given in zip(counts.values(), verdicts, strict=True):
             count[given] += 1
-        how = "finding" if causes else "note"
+        how = "finding" if causes else "-" if found == NOTHING else "note"
         counts["named by the diagnosis"][f"right, {how}"] += verdicts[0] == "right"
         counts["named by the diagnosis"]["both of two"] += plant.also is not None and all(
             found == cause or f"{cause}, too" in why for cause in (plant.truth, plant.also)
