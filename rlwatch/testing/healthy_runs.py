@@ -181,6 +181,8 @@ ROLLOUTS_BROKEN = {
     "verifier/absent/answer": 3.0,
     "verifier/seconds/answer": 30.0,
     "verifier/canary_wrong/judge/two": 20.0,
+    "tool/errors/search": 8.0,
+    "tool/seconds/search": 30.0,
     "len/tail_ratio": 8.0,
     "len/budget_used": 0.3,
     "partial/frac": 10.0,
@@ -259,6 +261,16 @@ def verifier_metrics(noise: random.Random) -> dict[str, float]:
         "verifier/seconds/answer": 0.5 * math.exp(noise.gauss(0.0, 0.5)),
         "verifier/canary_right/judge/one": 0.9 + noise.gauss(0.0, 0.02),
         "verifier/canary_wrong/judge/two": 0.1 + noise.gauss(0.0, 0.02),
+    }
+
+
+def tool_metrics(noise: random.Random) -> dict[str, float]:
+    """Return metrics of a tool whose service is well; ``noise``: source of the random deviations."""
+    return {
+        "tool/calls/search": float(max(round(60.0 + noise.gauss(0.0, 8.0)), 1)),
+        "tool/errors/search": min(max(0.1 + noise.gauss(0.0, 0.03), 0.0), 1.0),
+        "tool/timeouts/search": min(abs(noise.gauss(0.0, 0.01)), 1.0),
+        "tool/seconds/search": 0.8 * math.exp(noise.gauss(0.0, 0.4)),
     }
 
 
@@ -359,7 +371,8 @@ def healthy_run(
 
     ``length``: number of steps. ``layers``: number of layers whose gradient norms are logged. ``taps``: also log the
     metrics of :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics``,
-    ``machine_metrics`` and ``verifier_metrics``. The other metrics do not depend on these arguments.
+    ``machine_metrics``, ``verifier_metrics`` and
+    ``tool_metrics``. The other metrics do not depend on these arguments.
     """
     return list(_rows(seed, length, every, layers, taps))
 
@@ -367,8 +380,8 @@ def healthy_run(
 @lru_cache(maxsize=24)
 def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[ClosedStep, ...]:
     """Return the rows of a healthy run, cached: the same few runs serve many tests, and making one takes long."""
-    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts, of_machine, of_verifier = (
-        random.Random(seed + i) for i in range(9)
+    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts, of_machine, of_verifier, of_tool = (
+        random.Random(seed + i) for i in range(10)
     )
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
@@ -381,6 +394,7 @@ def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[
         step.update(part_metrics(at / length, step, of_parts))
         step.update(machine_metrics(at, of_machine))
         step.update(verifier_metrics(of_verifier))
+        step.update(tool_metrics(of_tool))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
     return tuple(
         ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + 60.0 * i)

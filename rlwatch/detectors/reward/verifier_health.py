@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, members, rounded
@@ -75,38 +76,46 @@ class VerifierHealth(BaseDetector):
     reads: ClassVar[tuple[str, ...]] = ()
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((prefix,) for prefix in PREFIXES)
     families: ClassVar[tuple[str, ...]] = PREFIXES
+    levels: ClassVar[Mapping[str, str]] = SHARES
+    seconds: ClassVar[str] = SECONDS
 
     def __init__(self) -> None:
         super().__init__()
         self._series: dict[str, VerifierSeries] = {}
 
     def measured(self, step: ClosedStep) -> bool:
-        """Return True if the row ``step`` has a metric of a reward function, such as its share of failed calls."""
-        return any(finite(step, name) is not None for prefix in PREFIXES for name in members(step, prefix))
+        """Return True if the row ``step`` has a metric of this detector, such as a share of failed calls."""
+        return any(finite(step, name) is not None for prefix in self.families for name in members(step, prefix))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the reward functions' metrics of the row ``step``; return findings for those that have risen, failures
-        first.
-        """
-        for prefix in PREFIXES:
+        """Judge the metrics of the row ``step``; return findings for those that have risen, failures first."""
+        for prefix in self.families:
             for name in members(step, prefix):
                 value = finite(step, name)
-                if value is None or value < 0.0:
+                if value is None or value < 0.0 or not self.enough(step, name.removeprefix(prefix)):
                     continue
                 if name in self._series or len(self._series) < SERIES:
-                    self._series.setdefault(name, VerifierSeries(seconds=prefix == SECONDS)).update(step.step, value)
+                    self._series.setdefault(name, VerifierSeries(seconds=prefix == self.seconds)).update(
+                        step.step, value
+                    )
         risen = {name: one for name, one in self._series.items() if one.lasted}
-        failing = {name: one for name, one in risen.items() if not name.startswith(SECONDS)}
-        slow = {name: one for name, one in risen.items() if name.startswith(SECONDS)}
-        return [*self._reported(step, "verifier_failing", failing), *self._reported(step, "verifier_slow", slow)]
+        failing = {name: one for name, one in risen.items() if not name.startswith(self.seconds)}
+        slow = {name: one for name, one in risen.items() if name.startswith(self.seconds)}
+        fails, takes_long = self.kinds  # in the order of their entries in the catalogue
+        return [*self._reported(step, fails, failing), *self._reported(step, takes_long, slow)]
+
+    def enough(self, step: ClosedStep, function: str) -> bool:  # noqa: ARG002  (for subclasses)
+        """Return True if the row has enough calls of ``function`` for its shares to be judged."""
+        return True
 
     def _reported(self, step: ClosedStep, kind: str, risen: dict[str, VerifierSeries]) -> list[Finding]:
         if not risen:
             return []
-        name = min(risen, key=lambda one: (risen[one].risen.since or 0, PREFIXES.index(_prefix(one)), one))
-        one, prefix = risen[name], _prefix(name)
-        text = SHARES[prefix].format(number(one.last)) if prefix in SHARES else f"a call takes {number(one.last)} s"
-        severity = Severity.WARNING if prefix in SHARES else Severity.INFO
+        name = min(risen, key=lambda one: (risen[one].risen.since or 0, self.families.index(self._prefix(one)), one))
+        one, prefix = risen[name], self._prefix(name)
+        share = self.levels.get(prefix)
+        text = f"a call takes {number(one.last)} s" if share is None else share.format(number(one.last))
+        severity = Severity.INFO if share is None else Severity.WARNING
         return [
             self.finding(
                 step,
@@ -120,6 +129,5 @@ class VerifierHealth(BaseDetector):
             )
         ]
 
-
-def _prefix(name: str) -> str:
-    return next(prefix for prefix in PREFIXES if name.startswith(prefix))
+    def _prefix(self, name: str) -> str:
+        return next(prefix for prefix in self.families if name.startswith(prefix))
