@@ -68,8 +68,8 @@ export const label = (tick, digits) => number(tick + 0, digits);
  * @param {number} step
  */
 export function digits(ticks, step) {
-  const largest = Math.max(...ticks.map(Math.abs));
-  return step > 0 && largest > 0 ? Math.max(3, Math.ceil(Math.log10(largest / step)) + 1) : 3;
+  const largest = Math.max(...ticks.map(Math.abs)), quarters = /^2\.5/.test(step.toExponential(3)); // 25, 50, 75: one digit more
+  return step > 0 && largest > 0 ? Math.max(3, Math.ceil(Math.log10(largest / step)) + (quarters ? 2 : 1)) : 3;
 }
 
 /**

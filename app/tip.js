@@ -40,7 +40,8 @@ export function drawTip(board) {
   if (x < low || x > high) return;
   const charts = chart.bare ? all.filter((one) => one.bare) : [chart], y = over ? plot.posToVal(over.top, "y") : 0;
   const at = chart.at(x, y)[0]?.x ?? x;
-  const rows = charts.flatMap((one) => one.at(x, y).map((row) => ({ ...row, name: row.name || one.panel.title })));
+  const named = (/** @type {string} */ title, /** @type {string} */ name) => (charts.length > 1 && name && name !== title ? `${title}, ${name}` : name || title);
+  const rows = charts.flatMap((one) => one.at(x, y).map((row) => ({ ...row, name: named(one.panel.title, row.name) })));
   tip.replaceChildren(el("div", "where", place(data.axis, at, data.origin)), ...rows.map((row) => valueRow(board, row, Math.abs(row.x - at) > (high - low) * 1e-9)));
   const near = (high - low) * (REACH_PX / plot.over.clientWidth);
   for (const mark of data.marks.filter((one) => one.shape && Math.abs(one.x - x) <= near).slice(0, MOST_MARKS)) {
