@@ -51,7 +51,12 @@ def divided(model: Any) -> bool:
     """Return True if ``.grad`` of the parameters of ``model`` on this rank holds only a part of the gradient, or
     nothing.
     """
-    return cut(model) or any(_buffered(chunk) or _outside(chunk) for chunk in chunks_of(model))
+    chunks = chunks_of(model)
+    if any(map(_buffered, chunks)):
+        return True
+    # One walk over the parameters: a large model has hundreds, and most have none of these attributes.
+    odd = [p for chunk in chunks for p in chunk.parameters() if hasattr(p, "main_grad") or _marked(p)]
+    return bool(odd) and (any(hasattr(p, "main_grad") for p in odd) or cut(model))
 
 
 def hindrance(model: Any) -> str | None:
@@ -86,11 +91,11 @@ def model_norms(model: Any, *, rank: int = 0) -> GradNorms | None:
     None also if :func:`hindrance` returns a reason. For Megatron's models call it after the gradients are reduced
     (``finalize_model_grads``) and before the optimizer's step.
     """
-    if hindrance(model) is not None:
-        return None
     chunks, state = chunks_of(model), groups()
-    if state is None or not divided(model):
+    if not divided(model):
         return grad_norms([named for chunk in chunks for named in chunk.named_parameters()], rank=rank)
+    if state is None or hindrance(model) is not None:
+        return None
     return norms_of([piece for chunk in chunks for piece in _pieces(chunk, state)])
 
 

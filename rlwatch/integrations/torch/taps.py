@@ -30,6 +30,7 @@ from rlwatch.integrations.verifiers import TAP, VerifierMeter
 from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.recorder.intake import step_index
 from rlwatch.tensors.grad_agreement import GradientTrail
+from rlwatch.tensors.masked import widen
 from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
@@ -93,8 +94,8 @@ class StepCounter:
             raise TypeError(name)
         if freed(value) or value.is_meta:
             raise ValueError(name)
-        number = value.reshape(())
-        self.tally.stats[name] = Mean.of(number, torch.ones_like(number, dtype=torch.bool))
+        number = widen(value).reshape(())
+        self.tally.stats[name] = Mean(torch.ones_like(number), number)
 
     @property
     def linked(self) -> bool:
