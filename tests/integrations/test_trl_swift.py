@@ -125,3 +125,41 @@ def test_ids_of_several_turns_are_one_response():
     """ms-swift keeps them by turn."""
     assert flat([[1, 2], [3]]) == flat([1, 2, 3]) == [1, 2, 3]
     assert SwiftTaps.rewards == "_compute_rewards_per_func"
+
+
+class UnslothLike(GRPOTrainer):
+    """Unsloth replaces ``compute_loss`` by one that does not call ``_compute_loss``."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        ids = inputs["completion_ids"]
+        logits = model(input_ids=ids).logits.log_softmax(-1)
+        return -(logits.gather(2, ids.unsqueeze(2)).squeeze(2) * inputs["advantages"].unsqueeze(1)).mean()
+
+
+class Calling(GRPOTrainer):
+    """A user's subclass passes the call on."""
+
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
+
+
+def test_a_loss_that_bypasses_what_is_wrapped_is_said_and_the_rest_recorded(tmp_path, caplog):
+    """In place of rows that lack their tokens without a word."""
+    trainer, run = make_trainer(tmp_path, cls=UnslothLike, max_steps=2), FakeRun()
+    watch(trainer, run=run)
+    trainer.train()
+
+    assert "UnslothLike.compute_loss does not call _compute_loss" in caplog.text
+    assert list(run.taps()) == [1, 2]
+    assert "loss/raw" in run.taps()[1]
+    assert "optim/grad_norm" in run.taps()[1]
+
+
+def test_a_subclass_that_passes_the_call_on_is_measured(tmp_path, caplog):
+    """Its tokens are there."""
+    trainer, run = make_trainer(tmp_path, cls=Calling, max_steps=1), FakeRun()
+    watch(trainer, run=run)
+    trainer.train()
+
+    assert "nothing per token" not in caplog.text
+    assert "policy/logp_mean" in run.taps()[1]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -278,5 +279,17 @@ NEEDS: Needs = {
 
 def obstacle(trainer: Any) -> str | None:
     """Return the reason why tokens of ``trainer`` cannot be measured; None if they can."""
-    reason = lacking(trainer, NEEDS)
+    reason = lacking(trainer, NEEDS) or _bypassed(type(trainer))
     return None if reason is None else f"{reason} (TRL {installed('trl')}); tokens are read of GRPO and RLOO"
+
+
+def _bypassed(kind: type) -> str | None:
+    """Return the reason if ``compute_loss`` of ``kind`` never calls ``_compute_loss``, as Unsloth's replacement."""
+    for base in kind.__mro__:
+        method = inspect.unwrap(base.__dict__["compute_loss"]) if "compute_loss" in base.__dict__ else None
+        code = getattr(method, "__code__", None)
+        if code is None or "super" in code.co_names:
+            continue
+        named = "_compute_loss" in code.co_names
+        return None if named else f"{base.__name__}.compute_loss does not call _compute_loss"
+    return None
