@@ -146,7 +146,7 @@ class StepTally:
 
     def _take(self, pool: Sequence[tuple[TokenBatch, frozenset[str]]]) -> None:
         """Measure a pool, completely or not at all."""
-        with torch.inference_mode():
+        with torch.no_grad():
             batch = joined([one for one, _ in pool])
             measured = {name: stat for name, stat in self._measure(batch).items() if name not in pool[0][1]}
             table = top_tokens(batch, first_row=self.rows)
@@ -177,7 +177,7 @@ class StepTally:
 
         ``shared``: the result is the part of one rank, which rank 0 merges (:attr:`rlwatch.run.Run.linked`).
         """
-        with torch.inference_mode():
+        with torch.no_grad():
             if shared:
                 return SharedStep.of(step, self.stats, self.spikes, _averages(self.numbers), self.stages)
             stats, histograms = taken_apart(self.stats)

@@ -110,9 +110,14 @@ class JudgeThread:
     @property
     def done(self) -> bool:
         """True once all rows that were passed to this thread are judged and the results written."""
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() or self._idle:
             return True
         return not self._inbox and not self._behind and self._judging is not None and self._judging.seq >= self._handed
+
+    @property
+    def _idle(self) -> bool:
+        """True while a new run has no row yet, so that no judge is needed."""
+        return self._judging is None and not (self._last_seq or self._handed or self._inbox)
 
     def take(self, batch: Sequence[Item]) -> None:
         """Take rows and events that were stored; called on the writer thread."""
@@ -192,7 +197,7 @@ class JudgeThread:
 
         The judge of a new run, whose code takes time and memory, is made when the first row has come.
         """
-        if self._judging is None and not (self._last_seq or self._inbox or self._handed or self._ending):
+        if self._idle and not self._ending:
             return False, None
         judging = self._judging = self._judging or self._make()
         if not self._begun:

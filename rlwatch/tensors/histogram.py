@@ -64,7 +64,7 @@ def observe_distributions(batch: TokenBatch) -> Stats:
         found["logp_difference"] = gap.d, gap.scored
     if batch.entropy is not None:
         found["entropy"] = batch.entropy, batch.mask
-    with torch.inference_mode():
+    with torch.no_grad():
         return {PREFIX + name: Histogram.of(x, mask, QUANTITIES[name].bits) for name, (x, mask) in found.items()}
 
 

@@ -448,7 +448,7 @@ def observe_responses(batch: ResponseBatch) -> Stats:
     Statistics of groups keep one value for each response, so that a group may be spread over several batches, unless
     the batch is marked as holding whole groups.
     """
-    with torch.inference_mode(), counting_once():
+    with torch.no_grad(), counting_once():
         stats: Stats = {}
         for observer in (_rewards, _groups, _lengths, _ages, _tasks, _text):
             stats |= observer(batch)

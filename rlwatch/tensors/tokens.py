@@ -239,7 +239,7 @@ def top_tokens(batch: TokenBatch, *, k: int = 64, first_row: int = 0) -> SpikeTa
 
     ``first_row``: added to the index of the response, if the batch is a part of a larger one.
     """
-    with torch.inference_mode():
+    with torch.no_grad():
         score = spike_score(batch)
         top = score.flatten().topk(min(k, score.numel()))
         columns = _columns(batch, top.indices, first_row)
