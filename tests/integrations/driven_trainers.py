@@ -3,6 +3,7 @@ their loops. ``tests/nightly/test_driven_names.py`` compares them with the packa
 """
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,7 +146,8 @@ class SkyRLTrainer:
         self._fire("on_train_end")
 
     def run(self):
-        asyncio.run(self.train())
+        with ThreadPoolExecutor(1) as pool:  # a browser's tests leave a loop in the main thread
+            pool.submit(asyncio.run, self.train()).result()
 
 
 class Schedule:
