@@ -476,6 +476,11 @@ class SinkProgress:
         self._by: str | None = None
         self._kept_at, self._kept_seq, self._cost_s = time.monotonic(), 0, 0.0
 
+    @property
+    def settled(self) -> bool:
+        """True once all alerts are stored."""
+        return self._sink.settled
+
     def begin(self, up_to: int) -> None:
         """Set the position to ``up_to``, the run's last ``seq``, or, if rows are unjudged, to where judging must
         resume.

@@ -39,6 +39,11 @@ class RowJudge(Protocol):
     seq: int
     """Position ``seq`` of the last row taken."""
 
+    @property
+    def settled(self) -> bool:
+        """True once all that was found is stored."""
+        ...
+
     def begin(self, up_to: int) -> None:
         """Set the position from which to judge: ``up_to``, or the first row that an earlier process left unjudged."""
         ...
@@ -185,7 +190,7 @@ class JudgeThread:
         self.cpu_seconds = time.thread_time()
         if worked:
             return False
-        if ending and (self.done or self._hopeless(judging)):
+        if ending and ((self.done and judging.settled) or self._hopeless(judging)):
             sheltered(judging.close, self._last_failed, passing=Interrupted)
             return True
         self._wake.wait(0.01 if ending else 0.5)

@@ -318,6 +318,8 @@ def test_the_next_attempt_tells_what_the_last_one_did_not(tmp_path):
 class Slow:
     """A judging that takes its time, or fails, as told."""
 
+    settled = True
+
     def __init__(self, rows, *, fails=(), stored=()):
         self.seq, self.rows, self.fails, self.in_store, self.closed = 0, rows, set(fails), list(stored), False
         self.gate = threading.Event()
