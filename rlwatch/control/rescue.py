@@ -58,8 +58,8 @@ policy.
 """
 EXPLODING_KINDS = frozenset({"entropy_explosion"})
 UNREWARDED = 2
-"""Number of batches without a reward after which the rescue no longer waits for one. A trainer that trains several
-steps on one batch has a reward as often."""
+"""Number of rewards that are overdue after which the rescue waits for no more. One is due with each batch, and a batch
+may be trained on for several steps."""
 BEYOND = 10.0
 """Spreads by which a reward is above all earlier ones, and at least twice as high, if its function is another now."""
 STRANGE = "the reward is far above every earlier one while the run collapses, so its function seems to have changed"
