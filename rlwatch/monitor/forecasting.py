@@ -70,6 +70,8 @@ class Forecasting:
         self._blank_rows = 0
         self._held: Finding | None = None
         self._next: deque[tuple[ClosedStep, Forecast]] = deque()
+        self._missed: list[Event | tuple[ClosedStep, tuple[Finding, ...]]] = []
+        """What came while the forecaster could not be loaded, for it to take first."""
 
     @property
     def absent(self) -> str:
@@ -78,21 +80,24 @@ class Forecasting:
             return self._off
         if self._ever:
             return ""
+        if self._missed:
+            return "the files or the memory that forecasts need were not available yet"
         return self.newest.absent if self.newest is not None else "no step has closed yet"
 
     def notice(self, event: Event) -> None:
         """Pass an event of the run on to the forecaster."""
-        self._guarded(lambda forecaster: forecaster.notice(event))
+        if self._loads_later():
+            self._missed.append(event)
+        else:
+            self._guarded(lambda forecaster: forecaster.notice(event))
 
     def ahead(self, steps: Sequence[ClosedStep]) -> None:
         """Compute the forecasts of ``steps`` in a batch, if the forecaster can; :meth:`step` then returns each."""
         self._next.clear()
-        if self._off or not steps:
+        if not steps or self._missed or self._loads_later() or self._off:
             return
 
         def asked() -> None:
-            if self._forecaster is None:
-                self._forecaster = self._make()
             together = getattr(self._forecaster, "extend", None)
             if together is not None:
                 self._next.extend(zip(steps, together(steps), strict=True))
@@ -103,8 +108,23 @@ class Forecasting:
         """Compute the forecast at a closed step; return the records to store.
 
         A reason for no forecast is stored only once. ``standing``: findings of open episodes: a failure that has
-        already happened is not forecast.
+        already happened is not forecast. While the forecaster cannot be loaded for lack of file descriptors or memory,
+        there is no record; the next step's are preceded by those of the steps without.
         """
+        if self._loads_later():
+            self._missed.append((step, tuple(standing)))
+            self.newest = None
+            return ()
+        missed, self._missed = self._missed, []
+        records: list[ForecastRecord] = []
+        for one in missed:
+            if isinstance(one, Event):
+                self.notice(one)
+            else:
+                records += self._stepped(*one)
+        return (*records, *self._stepped(step, standing))
+
+    def _stepped(self, step: ClosedStep, standing: Sequence[Finding]) -> tuple[ForecastRecord, ...]:
         forecasts: list[Forecast] = []
         made = self._next.popleft()[1] if self._next and self._next[0][0] is step else None
         self._guarded(lambda forecaster: forecasts.append(_sound(made or forecaster.update(step))))
@@ -163,22 +183,35 @@ class Forecasting:
         """Return the severity of an alarm: info for a log with few metrics while no detector on training warns."""
         return Severity.INFO if forecast.lean and not any(map(_warns, others)) else Severity.WARNING
 
+    def _loads_later(self) -> bool:
+        """Return whether files or memory that the forecaster needs are not available now; make it if they are."""
+        if self._off or self._forecaster is not None:
+            return False
+        error = raised_by(self._made)
+        if error is None:
+            return False
+        self._loads += 1
+        if passing(error) and self._loads <= MOST_LOADS:
+            return True
+        self._end(error)
+        return False
+
+    def _made(self) -> None:
+        self._forecaster = self._make()
+
     def _guarded(self, call: Callable[[Forecasts], None]) -> None:
         """Call the forecaster; catch every error it raises, since its input may be anything."""
-        if self._off:
+        if self._off or self._forecaster is None:
             return
-        error = raised_by(self._called, call)
+        error = raised_by(call, self._forecaster)
         if error is not None:
             self._loads += 1
-            if passing(error) and self._loads <= MOST_LOADS:
-                return  # a file or memory that it needs was not available at this step
-            self._off = f"no forecast because the forecaster failed: {described(error)}"
-            self._failed(self._off)
+            if not passing(error) or self._loads > MOST_LOADS:  # else: a file or memory was not available at this step
+                self._end(error)
 
-    def _called(self, call: Callable[[Forecasts], None]) -> None:
-        if self._forecaster is None:
-            self._forecaster = self._make()
-        call(self._forecaster)
+    def _end(self, error: BaseException) -> None:
+        self._off = f"no forecast because the forecaster failed: {described(error)}"
+        self._failed(self._off)
 
 
 class NoForecasts:

@@ -66,9 +66,7 @@ Trial = Callable[[Lab, random.Random, Tally], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """One line of the table. ``quick`` and ``full``: trials in each tier; ``may_lose``: rows lost must be counted, that is all;
-    ``open``: what is known to be wrong and not mended yet.
-    """
+    """One line of the table. ``quick`` and ``full``: trials in each tier; ``may_lose``: rows lost must only be counted."""
 
     name: str
     title: str
@@ -76,7 +74,6 @@ class Fault:
     quick: int
     full: int
     may_lose: bool = False
-    open: str = ""
 
     def broken(self, tally: Tally) -> bool:
         return tally.failed or (tally.lost + tally.unjudged > 0 and not self.may_lose)
@@ -745,8 +742,6 @@ def _kills() -> list[Fault]:
     return out
 
 
-LATER = "a forecaster that could not be loaded then begins later, and forecasts from a shorter history"
-
 GROUPS: dict[str, list[Fault]] = {
     "kill -9": [
         *_kills(),
@@ -837,7 +832,7 @@ GROUPS: dict[str, list[Fault]] = {
             0,
             3,
         ),
-        Fault("descriptors", "no file descriptor is left for 80 steps", no_descriptors, 0, 6, open=LATER),
+        Fault("descriptors", "no file descriptor is left for 80 steps", no_descriptors, 0, 6),
         Fault("memory", "no memory is left for 80 steps (RLIMIT_AS)", no_memory, 1, 6, may_lose=True),
     ],
     "SIGTERM": [
@@ -955,8 +950,6 @@ def bound_words(fault: Fault, tally: Tally) -> str:
         words.append(f"ended within {tally.ended_s:.1f} s")
     if fault.name.startswith(("held", "frozen", "slow", "receiver")):
         words.append(f"`run.log` {tally.slowest_s * 1e3:.0f} ms at most")
-    if fault.open and fault.broken(tally):
-        words.append(fault.open)
     return "; ".join(words) or "none"
 
 

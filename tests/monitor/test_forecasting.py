@@ -1,5 +1,6 @@
 """The forecast in the Monitor: of every step, causal, told as a finding, and harmless whatever the model does."""
 
+import errno
 import logging
 import math
 from dataclasses import replace
@@ -239,6 +240,39 @@ def test_a_forecaster_that_cannot_be_made_hurts_nobody():
 
     assert told(outcome) == [("high", "critical", 1)]
     assert "OSError: no such file" in monitor.not_run()[-1].reason
+
+
+@pytest.mark.parametrize(
+    "lacks", [OSError(errno.EMFILE, "too many open files"), MemoryError()], ids=["files", "memory"]
+)
+def test_a_forecaster_loaded_late_forecasts_as_one_loaded_at_once(lacks):
+    """While files or memory are lacking, its steps and events wait; none is forecast from a shorter history."""
+
+    class Counts(Oracle):
+        """Its chance is the number of steps and events that it has taken, in hundredths."""
+
+        def update(self, step):
+            super().update(step)
+            return Forecast(step.step, p50=(len(self.seen) + 10 * len(self.noticed)) / 100)
+
+    failures = [lacks] * 4
+    given = [*records(0.1, 0.2), reset(2, seq=3), *records(0.3, 0.4, 0.5, start=2, seq=4)]
+
+    def made(late):
+        def make():
+            if late and failures:
+                raise failures.pop()
+            return Counts()
+
+        return Monitor(detectors=lambda: [Threshold()], forecaster=make)
+
+    late, at_once = made(True), made(False)
+    kept = feed(late, given).kept
+
+    assert not failures
+    assert kept == feed(at_once, given).kept
+    assert len(kept) == 5
+    assert late.not_run() == at_once.not_run()
 
 
 def test_why_there_is_no_forecast_is_said_only_where_there_was_none():
