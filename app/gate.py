@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
 import html
 import ipaddress
@@ -35,7 +36,7 @@ from itsdangerous import BadSignature, URLSafeTimedSerializer
 from limits import parse
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
@@ -380,9 +381,8 @@ class Gate:
             if (script := assets.script(scope, self._settings.base_path)) is not None:
                 await script(scope, receive, send)
                 return
-            await self._app(
-                {**inner, SESSION_END: session.until}, receive, with_skeleton(scope, send, self._settings.base_path)
-            )
+            asked = {**inner, SESSION_END: session.until, "headers": whole_page(headers)}
+            await self._app(asked, receive, with_skeleton(scope, send, self._settings.base_path))
             return
         try:
             async with asyncio.timeout(session.until - time.time()):
@@ -596,12 +596,25 @@ SKELETON = b"""<div id="root"><style>
 """Replacement for that part, with grey rows that a browser shows before it has any script."""
 
 
+OF_A_COPY = frozenset({b"accept-encoding", b"if-none-match", b"if-modified-since"})
+
+
+def whole_page(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request; those of one for a page ask for it as it is stored, whole and not compressed.
+
+    Streamlit compresses the page at every address but the first, and calls it unchanged after an update of rlwatch.
+    """
+    page = any(name == b"accept" and b"text/html" in value for name, value in headers)
+    return [pair for pair in headers if not (page and pair[0] in OF_A_COPY)]
+
+
 def with_skeleton(scope: Scope, send: Send, base_path: str = "") -> Send:
     """Return a ``send`` function that puts grey placeholder rows and the names of the scripts that it will need into
-    Streamlit's page; other responses pass unchanged.
+    Streamlit's page, and compresses it; other responses pass unchanged.
     """
     if scope["method"] != "GET":
         return send
+    packs = "gzip" in Headers(scope=scope).get("accept-encoding", "")
     held: list[Message] = []
 
     async def sent(message: Message) -> None:
@@ -617,7 +630,13 @@ def with_skeleton(scope: Scope, send: Send, base_path: str = "") -> Send:
                 return
             body = b"".join(part.get("body", b"") for part in held[1:])
             body = body.replace(ROOT, SKELETON + preload.links(scope["path"], base_path).encode(), 1)
-            MutableHeaders(scope=held[0])["content-length"] = str(len(body))
+            headers = MutableHeaders(scope=held[0])
+            for name in ("etag", "last-modified", "accept-ranges"):
+                del headers[name]
+            if packs:
+                body = gzip.compress(body, assets.LEVEL, mtime=0)
+                headers["content-encoding"] = "gzip"
+            headers.update({"content-length": str(len(body)), "vary": "Accept-Encoding"})
             await send(held[0])
             message = {"type": "http.response.body", "body": body}
             held.clear()

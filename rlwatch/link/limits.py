@@ -9,8 +9,10 @@ longest is closed.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def limited(protocol: type[Any], strangers: Strangers, *, greeting_s: float = GR
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
+            send_at_once(transport)
             self._greeting: asyncio.TimerHandle | None = None
             self._who = transport.get_extra_info("peername")[:2]
             strangers.arrived(self._who, transport.abort)
@@ -98,6 +101,17 @@ def limited(protocol: type[Any], strangers: Strangers, *, greeting_s: float = GR
                 self._greeting = None
 
     return Limited
+
+
+def send_at_once(transport: asyncio.BaseTransport) -> None:
+    """Switch Nagle's algorithm off for a TCP connection: it delays the body of each response by up to 40 ms.
+
+    asyncio does so itself, but not for a listening socket that was made without naming its protocol, as Streamlit's is.
+    """
+    connected = transport.get_extra_info("socket")
+    if connected is not None and connected.family in {socket.AF_INET, socket.AF_INET6}:
+        with suppress(OSError):  # closed already
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class Quiet(logging.Filter):

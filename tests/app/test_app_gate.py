@@ -1,6 +1,7 @@
 """The door before a small application: what it lets through, as whom, and what it answers itself."""
 
 import asyncio
+import gzip
 import json
 import re
 import time
@@ -73,12 +74,20 @@ def test_the_application_learns_who_it_is_and_nobody_else_can_say_so():
 
 
 async def paged(scope, receive, send):
-    """Streamlit's page in two parts, or a picture."""
-    kind = "text/html; charset=utf-8" if scope["path"] == "/" else "image/png"
-    body = b'<html><div id="root"></div></html>'
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]})  # fmt: skip
+    """Streamlit's page in two parts, or a picture; the page of a run as Streamlit answers it, compressed or as known."""
+    kind = "image/png" if scope["path"] == "/picture" else "text/html; charset=utf-8"
+    body, headers = b'<html><div id="root"></div></html>', {b"content-type": kind.encode(), b"etag": b'"streamlit"'}
+    asked = dict(scope["headers"])
+    if scope["path"] == "/run" and b"gzip" in asked.get(b"accept-encoding", b""):
+        body, headers[b"content-encoding"] = gzip.compress(body), b"gzip"
+    headers[b"content-length"] = b"%d" % len(body)
+    status = 304 if b"if-none-match" in asked else 200
+    await send({"type": "http.response.start", "status": status, "headers": list(headers.items())})
     await send({"type": "http.response.body", "body": body[:20], "more_body": True})
     await send({"type": "http.response.body", "body": body[20:]})
+
+
+BARE = {"accept": "text/html,*/*;q=0.8", "accept-encoding": "identity"}
 
 
 def test_a_page_has_grey_rows_until_its_script_runs_and_nothing_else_is_changed():
@@ -87,11 +96,19 @@ def test_a_page_has_grey_rows_until_its_script_runs_and_nothing_else_is_changed(
     client = TestClient(gate.Gate(paged, settings), base_url=OURS, client=("10.0.0.9", 5000), follow_redirects=False)
     inside(client)
 
-    page, picture = client.get("/"), client.get("/picture")
+    picture, known = client.get("/picture"), {"accept": "text/html", "if-none-match": '"streamlit"'}
 
-    assert page.text.count('id="rl-wait"') == page.text.count('id="root"') == 1
-    assert "<script" not in page.text
-    assert int(page.headers["content-length"]) == len(page.content)
+    for page in (client.get("/"), client.get("/run", headers=known), client.get("/run", headers=BARE)):
+        assert page.status_code == 200
+        assert page.text.count('id="rl-wait"') == page.text.count('id="root"') == 1
+        assert "<script" not in page.text
+        packed = "content-encoding" in page.headers
+        assert int(page.headers["content-length"]) == len(
+            gzip.compress(page.content, 6, mtime=0) if packed else page.content
+        )
+        assert packed == (page.request.headers["accept-encoding"] != "identity")
+        assert "etag" not in page.headers
+    assert picture.headers["etag"]
     assert picture.content == b'<html><div id="root"></div></html>'
 
 

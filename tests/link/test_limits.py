@@ -46,8 +46,8 @@ def listener():
 
     with ExitStack() as undo:
 
-        def begin(greeting_s):
-            strangers = Strangers()
+        def begin(greeting_s, strangers=None):
+            strangers = Strangers() if strangers is None else strangers
             config = uvicorn.Config(hello, port=0, lifespan="off", log_level="error", timeout_keep_alive=60)
             config.http = limited(AutoHTTPProtocol, strangers, greeting_s=greeting_s)
             server = uvicorn.Server(config)
@@ -99,6 +99,26 @@ def test_a_request_that_never_becomes_whole_is_cut_off(listener, sent):
 
         assert said.count(b"hello") == sent.count(REQUEST)
     assert len(strangers) == 0
+
+
+def test_the_body_of_a_response_does_not_wait_for_an_acknowledgement_of_its_head(listener):
+    """With Nagle's algorithm a browser waits 40 ms for each of a page's hundred scripts; Streamlit's socket, as that of
+    ``create_server``, names no protocol, so that asyncio leaves the algorithm on.
+    """
+    options = []
+
+    class Noted(Strangers):
+        def arrived(self, who, close):
+            super().arrived(who, close)
+            options.append(close.__self__.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    address, _ = listener(3600.0, Noted())
+    with ExitStack() as undo:
+        asking = connected(undo, address)
+        asking.sendall(REQUEST)
+        asking.recv(1000)
+
+    assert options == [1]
 
 
 def test_a_stranger_fills_no_log():
