@@ -10,14 +10,16 @@ it.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from rlwatch import catalogue
 from rlwatch.diagnosis.mismatch_causes import GAP_METRICS, GapTracker
 from rlwatch.diagnosis.signs import Sign
-from rlwatch.diagnosis.turns import ChangeSource, KnobChange, Knobs
+from rlwatch.diagnosis.turns import ChangeSource, KnobChange, Knobs, Rows, column
 from rlwatch.wording import number
 
 # Movements of the reward and of metrics of the policy's updates, and two guesses that follow from their order.
@@ -79,6 +81,8 @@ ROWS, FEWEST = 24, 6
 """Number of rows of the level from which a movement is measured, and the smallest number."""
 NEWEST = 3
 """Number of newest rows, of which the last and one more must have left the level."""
+NEWER = ROWS // 2
+"""Number of the level's newest rows that are still part of it after as many further rows."""
 MOVED_TIMES = 6.0
 """Number of usual deviations that a movement must exceed."""
 MOST_MOVEMENTS = 6
@@ -124,6 +128,24 @@ class MovementTracker:
         elif self.away and abs(off[-1][1]) <= limit:
             self.away = 0
 
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take several rows: the values at ``steps``, as :meth:`update` would one by one.
+
+        A usual value changes nothing but the level, and most values lie between the extremes of half of the level.
+        """
+        level, last, low, high, sure = self.level, self.last, math.inf, -math.inf, 0
+        for step, value in zip(steps, values, strict=True):
+            if sure == 0 and self.began is not None and not self.away and len(level) == ROWS:
+                kept = list(islice(level, ROWS - NEWER, None))
+                low, high, sure = min(kept), max(kept), NEWER
+            if sure and low <= value <= high:
+                level.append(last[0][1])
+                last.append((step, value))
+                sure -= 1
+            else:
+                self.update(step, value)
+                sure = 0 if self.away or len(level) < ROWS else max(sure - 1, 0)
+
     def _note(self, middle: float, off: Sequence[tuple[int, float]]) -> None:
         """Begin or extend a movement; a long one becomes the level."""
         if not self.away:
@@ -152,12 +174,10 @@ class Movements:
     def __init__(self) -> None:
         self._trackers = {gauge.metric: MovementTracker(gauge) for gauge in GAUGES}
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the row of ``step`` (canonical metric -> value)."""
+    def extend(self, rows: Rows) -> None:
+        """Take several rows, in order."""
         for metric, tracker in self._trackers.items():
-            value = metrics.get(metric)
-            if value is not None:
-                tracker.update(step, value)
+            tracker.extend(*column(rows, metric))
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
@@ -378,6 +398,7 @@ def _rewards(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
 
 TIMES = 8.0
 """Number of usual deviations from the level that make a footprint, if they exceed the floor of the value."""
+LARGEST = sys.float_info.max
 BACK = 20
 """Number of consecutive rows at the level that end a footprint."""
 KEPT = 4
@@ -425,6 +446,25 @@ class Trace:
             self.quiet += 1  # the median of these rows is at the level, so no footprint lasts
             return
         self._judge(step, sorted(v for _, v in self.last)[newest // 2])
+
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take several rows: the values at ``steps``, as :meth:`update` would one by one."""
+        level, half, newest = self.level, min(self.limit / 2.0, LARGEST), self.mark.newest
+        begun = len(self.last) == newest and not self.away and not (self.turns and self.turns[-1].until is None)
+        # Values within half of the limit change nothing but counts; those that are not finite are not within it.
+        if not begun or not all([abs(value - level) <= half for value in values]):
+            for row in zip(steps, values, strict=True):
+                self.update(*row)
+            return
+        rows = len(steps)
+        self.seen += rows
+        self.quiet += rows
+        self.on_level += rows
+        if self.on_level > 1:
+            self.leaving = None
+        self.last.extend(zip(steps[-newest:], values[-newest:], strict=True))
+        while len(self.last) > newest:
+            self.last.popleft()
 
     def _begin(self) -> None:
         self.level = _median(self.base)
@@ -485,10 +525,17 @@ class Footprints:
     def __init__(self) -> None:
         self._traces = {mark.name: Trace(mark) for mark in MARKS}
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the row of ``step`` (canonical metric -> value)."""
-        for name, value in measured(metrics):
-            self._traces[name].update(step, value)
+    def extend(self, rows: Rows) -> None:
+        """Take several rows, in order."""
+        found: dict[str, tuple[list[int], list[float]]] = {name: ([], []) for name in self._traces}
+        for step, metrics in rows:
+            for name, value in measured(metrics):
+                steps, values = found[name]
+                steps.append(step)
+                values.append(value)
+        for name, (steps, values) in found.items():
+            if steps:
+                self._traces[name].extend(steps, values)
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
@@ -502,11 +549,16 @@ class Footprints:
         return tuple(sorted(found, key=lambda turn: (turn.step, turn.knob, turn.name)))
 
 
+AT_ONCE = 64
+"""Number of rows that a :class:`KnobTracker` reads together."""
+
+
 class KnobTracker:
     """Follows the rows of a run and collects everything they show about its settings.
 
     These are logged changes, changes inferred from other metrics, movements of metrics, and the cause of a mismatch
-    between trainer and rollout engine. ``first_step``: step of the first row, or None.
+    between trainer and rollout engine. ``first_step``: step of the first row, or None. Rows are read many at a time:
+    hardly any of them is followed by a question.
     """
 
     def __init__(self) -> None:
@@ -514,23 +566,37 @@ class KnobTracker:
         self._footprints = Footprints()
         self._movements = Movements()
         self._gap = GapTracker()
+        self._unread: list[tuple[int, Mapping[str, float]]] = []
         self.first_step: int | None = None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the row of ``step`` (canonical metric -> value); the metrics in :data:`TRACKED` are used."""
+        """Take the row of ``step`` (canonical metric -> value), which is not changed later; the metrics in
+        :data:`TRACKED` are used.
+        """
         self.first_step = step if self.first_step is None else self.first_step
-        self._knobs.update(step, metrics)
-        self._movements.update(step, metrics)
-        self._footprints.update(step, metrics)
-        self._gap.update(step, metrics)
+        self._unread.append((step, metrics))
+        if len(self._unread) >= AT_ONCE:
+            self._read()
+
+    def _read(self) -> None:
+        rows, self._unread = self._unread, []
+        if not rows:
+            return
+        self._knobs.extend(rows)
+        self._movements.extend(rows)
+        self._footprints.extend(rows)
+        for row in rows:
+            self._gap.update(*row)
 
     def follow_gap(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take a row after the last finding, in which only the gap between trainer and rollout engine still matters."""
+        self._read()
         self._gap.update(step, metrics)
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
         """Changed settings, movements of metrics and causes of a mismatch so far, in order of step."""
+        self._read()
         found = (*self._knobs.turns, *self._footprints.turns, *self._movements.turns, *self._gap.turns)
         return tuple(sorted(found, key=lambda turn: (turn.step, turn.knob)))
 

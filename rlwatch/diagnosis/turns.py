@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypeAlias
 
 from rlwatch import catalogue
 from rlwatch.wording import number
@@ -210,9 +211,17 @@ class ChangeTracker:
             self._follow(step, x, value)
         self.moves.append(abs(move))
 
-    def _unmoved(self, step: int) -> None:
-        self.still += 1
-        self.moves.append(0.0)
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take several rows: the values of the setting at ``steps``, as :meth:`update` would one by one."""
+        if self.open is None and self.first is not None and all([value == self.value for value in values]):
+            self._unmoved(steps[-1], len(steps))
+            return
+        for row in zip(steps, values, strict=True):
+            self.update(*row)
+
+    def _unmoved(self, step: int, rows: int = 1) -> None:
+        self.still += rows
+        self.moves.extend([0.0] * rows)
         self.last_at_level = step
         if self.planned and self.still >= STALLED:
             self.planned = False
@@ -310,6 +319,20 @@ def standing(knob: str, name: str, step: int, value: float) -> KnobChange | None
     )
 
 
+Rows: TypeAlias = Sequence[tuple[int, Mapping[str, float]]]
+"""Rows of a run, in order: the step of each, and canonical metric -> value."""
+
+
+def column(rows: Rows, metric: str) -> tuple[list[int], list[float]]:
+    """Return the steps of the ``rows`` that have a metric, and its values there.
+
+    >>> column([(1, {"a": 0.5}), (2, {}), (3, {"a": 0.6})], "a")
+    ([1, 3], [0.5, 0.6])
+    """
+    found = [(step, row[metric]) for step, row in rows if metric in row]
+    return [step for step, _ in found], [value for _, value in found]
+
+
 class Knobs:
     """Follows all settings that a run logs row by row, and collects their changes."""
 
@@ -322,15 +345,15 @@ class Knobs:
         self._step = 0
         self._standing: dict[str, KnobChange] = {}
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the row of ``step`` (canonical metric -> value)."""
-        self._step = step
+    def extend(self, rows: Rows) -> None:
+        """Take several rows, in order."""
+        self._step = rows[-1][0]
         for metric, dials in self._trackers.items():
-            value = metrics.get(metric)
-            if value is not None:
-                self._stand(metric, dials[0], step, value)
+            steps, values = column(rows, metric)
+            if steps:
+                self._stand(metric, dials[0], steps[0], values[0])
                 for tracker in dials:
-                    tracker.update(step, value)
+                    tracker.extend(steps, values)
 
     def _stand(self, metric: str, tracker: ChangeTracker, step: int, value: float) -> None:
         """Record a first value that is known to hurt by its size."""

@@ -430,6 +430,10 @@ class StraightLines:
         their change per step on a straight line.
         """
         pairs = values[:, _FIRST:-1]
+        if len(pairs) == 1:
+            row: list[float] = pairs[0].tolist()
+            ways = list(zip(row[::2], row[1::2], strict=True))
+            return [(row[::2], [(1.0 - share) / to if 0.0 < to < FAR_AHEAD else 0.0 for share, to in ways])]
         shares, steps = pairs[:, ::2], pairs[:, 1::2]
         with np.errstate(all="ignore"):
             paces = np.where((steps > 0.0) & (steps < FAR_AHEAD), (1.0 - shares) / steps, 0.0)

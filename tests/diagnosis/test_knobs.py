@@ -377,3 +377,35 @@ def test_a_distance_that_grew_before_the_failure_does_not_date_it():
     assert (shown.causes[0].kind, shown.causes[0].sure) == ("learning_rate", Confidence.STRONG)
     assert verdict_of(run, {1: range(320)}).since == 191
     assert verdict_of(run[:2], {1: range(320)}).since == 151
+
+
+def odd_run(seed, rows=500):
+    """Settings, advantages, rewards and signs of updates that are steady, jump, drift, are missing or no numbers."""
+    draw = random.Random(seed)
+    levels = {name: draw.choice((1e-6, 0.02, 0.5, 1.0, 3.0)) for name in sorted(TRACKED)}
+    steady = set(draw.sample(sorted(TRACKED), len(TRACKED) // 3))
+    for step in range(rows):
+        if draw.random() < 0.03:
+            levels[draw.choice(sorted(TRACKED))] *= draw.choice((0.0, 0.1, 1.3, 8.0, -1.0))
+        row = {name: level if name in steady else level * draw.gauss(1.0, 0.02) for name, level in levels.items()}
+        for odd in (math.nan, math.inf, -math.inf, 1e300):
+            if draw.random() < 0.01:
+                row[draw.choice(list(row))] = odd
+        if draw.random() < 0.1:
+            del row[draw.choice(list(row))]
+        yield step, row
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_read_together_show_what_each_shows_by_itself(seed):
+    """Asked after every row, after some, or at the end: changes, movements and footprints are the same."""
+    draw, each, some, last = random.Random(seed), KnobTracker(), KnobTracker(), KnobTracker()
+    for row in odd_run(seed):
+        for tracker in (each, some, last):
+            tracker.update(*row)
+        now = each.turns
+        if draw.random() < 0.05:
+            assert repr(some.turns) == repr(now)
+
+    assert repr(last.turns) == repr(some.turns) == repr(each.turns)
+    assert len(each.turns) >= 5
