@@ -40,6 +40,7 @@ from rlwatch.records import (
     Event,
     Finding,
     RunInfo,
+    Severity,
     SpikeBatch,
     StepRecord,
 )
@@ -480,6 +481,11 @@ class SinkProgress:
     def settled(self) -> bool:
         """True once all alerts are stored."""
         return self._sink.settled
+
+    @property
+    def calm(self) -> bool:
+        """True while no finding holds that is more than a remark, so that rows may wait for others."""
+        return all(finding.severity is Severity.INFO for finding in self._monitor.active)
 
     def begin(self, up_to: int) -> None:
         """Set the position to ``up_to``, the run's last ``seq``, or, if rows are unjudged, to where judging must

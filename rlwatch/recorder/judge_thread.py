@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -18,6 +19,10 @@ INBOX = 2_000
 """Largest number of rows that wait in memory for the judge; it reads further ones from the store later."""
 AT_ONCE = 64
 """Number of rows that are judged at once."""
+BLOCK, FEWEST, WAIT_S = 8, 4, 0.5
+"""Number of rows that are judged together, which is several times cheaper, where at least ``FEWEST`` rows come while
+the first of them waits ``WAIT_S`` seconds. Rows of a slower run are judged as they come.
+"""
 WORK_S, REST = 0.02, 1.0
 """After so many seconds of continuous work the judge rests as long: it catches up without occupying the machine."""
 NAP_S = 0.05
@@ -44,6 +49,11 @@ class RowJudge(Protocol):
         """True once all that was found is stored."""
         ...
 
+    @property
+    def calm(self) -> bool:
+        """True while no finding holds that is more than a remark, so that rows may wait for others."""
+        ...
+
     def begin(self, up_to: int) -> None:
         """Set the position from which to judge: ``up_to``, or the first row that an earlier process left unjudged."""
         ...
@@ -63,6 +73,11 @@ class RowJudge(Protocol):
     def close(self) -> None:
         """Judge the last step, because no further row will come."""
         ...
+
+
+def _urgent(row: StepRecord | Event) -> bool:
+    """Return True for events, and for rows with a value that is not finite."""
+    return isinstance(row, Event) or not all(map(math.isfinite, row.metrics.values()))
 
 
 def _read(row: StepRecord | Event) -> StepRecord | Event:
@@ -92,7 +107,9 @@ class JudgeThread:
         self._failures = 0
         self._behind = True
         self._handed = last_seq
-        self._ending = self._abandoned = self._hurrying = False
+        self._ending = self._abandoned = self._hurrying = self._asked = self._fast = False
+        self._came, self._waits_since, self._looked = -math.inf, 0.0, last_seq
+        """Time at which the newest rows came, and the oldest that wait; ``seq`` of the last that need not hurry."""
         self._worked_since = 0.0
         self._wake = threading.Event()
         self._judging: RowJudge | None = None
@@ -129,6 +146,10 @@ class JudgeThread:
         rows = [item for item in batch if not isinstance(item, SpikeBatch | CompletionBatch)]
         if not rows:
             return
+        now = time.monotonic()
+        self._fast, self._came = now - self._came <= len(rows) * WAIT_S / FEWEST, now
+        if not self._inbox:
+            self._waits_since = now
         self._handed = rows[-1].seq
         if len(self._inbox) + len(rows) > INBOX:
             self._behind = True
@@ -140,6 +161,11 @@ class JudgeThread:
     def hurry(self) -> None:
         """Judge without the rests that limit the use of the processor, because the run is ending. Takes no lock."""
         self._hurrying = True
+
+    def ask(self) -> None:
+        """Judge the rows that wait without waiting for others, because the result is waited for."""
+        self._asked = True
+        self._wake.set()
 
     def end(self) -> None:
         """Judge the remaining rows without rests, then end the thread. Returns at once."""
@@ -193,7 +219,8 @@ class JudgeThread:
         if ending and ((self.done and judging.settled) or self._hopeless(judging)):
             sheltered(judging.close, self._last_failed, passing=Interrupted)
             return True
-        self._wake.wait(0.01 if ending else 0.5)
+        left = max(self._waits_since + WAIT_S - time.monotonic(), 0.0) if self._inbox else WAIT_S
+        self._wake.wait(0.01 if ending else left)
         self._wake.clear()
         return False
 
@@ -237,6 +264,8 @@ class JudgeThread:
             if judging.stored():
                 return True
             self._behind = False
+        if self._gathers(judging):
+            return False
         rows: list[StepRecord | Event] = []
         while self._inbox and len(rows) < AT_ONCE:
             row = self._inbox.popleft()
@@ -245,9 +274,26 @@ class JudgeThread:
         if rows and rows[0].seq > judging.seq + 1 and judging.stored():  # a gap: some were too many to be handed over
             self._inbox.extendleft(reversed(rows))
             return True
+        self._asked = self._asked and bool(self._inbox)
         if rows:
-            judging.take(rows)
+            try:
+                judging.take(rows)
+            finally:  # one that cannot be judged takes none of those after it along
+                if judging.seq >= rows[0].seq:
+                    self._inbox.extendleft(row for row in reversed(rows) if row.seq > judging.seq)
         return bool(rows)
+
+    def _gathers(self, judging: RowJudge) -> bool:
+        """Return True while the rows in memory wait for others, with which they are judged at lower cost."""
+        waiting = tuple(self._inbox)
+        if not self._fast or not waiting or len(waiting) >= BLOCK or self._hurrying or self._asked or not judging.calm:
+            return False
+        if time.monotonic() >= self._waits_since + WAIT_S:
+            return False
+        if any(_urgent(row) for row in waiting if row.seq > self._looked):
+            return False
+        self._looked = waiting[-1].seq
+        return True
 
     def _hopeless(self, judging: RowJudge) -> bool:
         """Return True if rows that were passed to this thread are available neither here nor from the store."""

@@ -78,6 +78,10 @@ class Judge(Protocol):
         """Take rows and events that were stored. Never waits."""
         ...
 
+    def ask(self) -> None:
+        """Judge the rows that wait without waiting for others, because the result is waited for."""
+        ...
+
     def hurry(self) -> None:
         """Judge without the rests that limit the use of the processor, because the run is ending. Takes no lock and
         never raises.
@@ -414,6 +418,7 @@ class Writer:
         while self.judge is not None and not self.judge.done and self._thread.is_alive():
             if time.monotonic() >= end:
                 return False
+            self.judge.ask()
             time.sleep(0.002)
         return True
 

@@ -23,7 +23,15 @@ from rlwatch.monitor import Monitor, checkpoint
 from rlwatch.monitor.forecasting import OFF, forecaster_for
 from rlwatch.monitor.judge import ROWS_AT_ONCE, MonitorSink, SinkProgress, judge_rest, past_of
 from rlwatch.ports import Progress
-from rlwatch.recorder.judge_thread import AT_ONCE, INBOX, Interrupted, JudgeThread
+from rlwatch.recorder.judge_thread import (
+    AT_ONCE,
+    BLOCK,
+    FEWEST,
+    INBOX,
+    WAIT_S,
+    Interrupted,
+    JudgeThread,
+)
 from rlwatch.records import FORECAST_SWITCH, ORIGIN, AlertState, Event, RunInfo, StepRecord
 from rlwatch.store.url import open_store
 from rlwatch.testing.small_batches import small_run
@@ -318,10 +326,11 @@ def test_the_next_attempt_tells_what_the_last_one_did_not(tmp_path):
 class Slow:
     """A judging that takes its time, or fails, as told."""
 
-    settled = True
+    settled = calm = True
 
     def __init__(self, rows, *, fails=(), stored=()):
         self.seq, self.rows, self.fails, self.in_store, self.closed = 0, rows, set(fails), list(stored), False
+        self.blocks = []
         self.gate = threading.Event()
 
     def begin(self, up_to):
@@ -335,6 +344,7 @@ class Slow:
 
     def take(self, rows):
         self.gate.wait(10.0)
+        self.blocks.append(len(rows))
         for row in rows:
             self.seq = row.seq
             if row.seq in self.fails:
@@ -353,6 +363,76 @@ def ended(thread):
     while not thread.ended and time.monotonic() < deadline:
         time.sleep(0.005)
     return thread.ended
+
+
+def until(condition):
+    """Wait for a condition of another thread."""
+    deadline = time.monotonic() + 30.0
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return condition()
+
+
+@pytest.fixture
+def quick():
+    """A judge's thread that has judged a first row."""
+    slow, thread = Slow([]), JudgeThread(0, pytest.fail)
+    slow.gate.set()
+    thread.start(lambda: slow)
+    thread.take(sick(1))
+    assert until(lambda: slow.rows == [1])
+    yield slow, thread
+    thread.end()
+    assert ended(thread)
+
+
+def hand_over(thread, rows):
+    """Rows that come one after the other, faster than they would be judged alone."""
+    for row in rows:
+        thread.take([row])
+
+
+def test_rows_of_a_fast_run_wait_for_others_and_are_judged_together(quick):
+    """All of them, in order, the last as well, for which no others come."""
+    slow, thread = quick
+    rows = sick(4 * BLOCK + 3, onset=99)[1:]
+    hand_over(thread, rows[:2])
+    time.sleep(0.05)
+    assert slow.blocks == [1]
+    hand_over(thread, rows[2:])
+
+    assert until(lambda: slow.rows == [1, *(row.seq for row in rows)])
+    assert max(slow.blocks) >= BLOCK
+
+
+def test_a_row_waits_for_no_other_where_the_run_is_slow(quick):
+    """One that comes after a while is judged as it comes."""
+    slow, thread = quick
+    time.sleep(WAIT_S / FEWEST + 0.05)
+    begun = time.monotonic()
+    hand_over(thread, sick(2)[1:])
+
+    assert until(lambda: slow.rows == [1, 2])
+    assert time.monotonic() - begun < WAIT_S
+
+
+@pytest.mark.parametrize("why", ["nan", "event", "finding", "asked", "ending"])
+def test_rows_wait_no_longer_once_something_is_due(quick, why):
+    """A value that is no number, an event, a finding that holds, someone who waits for the result, or the end."""
+    slow, thread = quick
+    rows = sick(4, onset=3 if why == "nan" else 99)[1:]
+    if why == "event":
+        rows.append(Event("note", 5, seq=5))
+    slow.calm = why != "finding"
+    begun = time.monotonic()
+    hand_over(thread, rows)
+    if why == "asked":
+        thread.ask()
+    if why == "ending":
+        thread.end()
+
+    assert until(lambda: slow.rows == [1, *(row.seq for row in rows)])
+    assert time.monotonic() - begun < WAIT_S
 
 
 def test_rows_that_are_too_many_to_wait_in_memory_come_from_the_store():
