@@ -452,7 +452,7 @@ class Trace:
         level, half, newest = self.level, min(self.limit / 2.0, LARGEST), self.mark.newest
         begun = len(self.last) == newest and not self.away and not (self.turns and self.turns[-1].until is None)
         # Values within half of the limit change nothing but counts; those that are not finite are not within it.
-        if not begun or not all([abs(value - level) <= half for value in values]):
+        if not begun or not all(abs(value - level) <= half for value in values):
             for row in zip(steps, values, strict=True):
                 self.update(*row)
             return

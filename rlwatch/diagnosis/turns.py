@@ -213,7 +213,7 @@ class ChangeTracker:
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Take several rows: the values of the setting at ``steps``, as :meth:`update` would one by one."""
-        if self.open is None and self.first is not None and all([value == self.value for value in values]):
+        if self.open is None and self.first is not None and all(value == self.value for value in values):
             self._unmoved(steps[-1], len(steps))
             return
         for row in zip(steps, values, strict=True):
