@@ -10,12 +10,13 @@ STYLE = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1760px; margin: 0; }
 @media (min-width: 641px) { [data-testid="stMainBlockContainer"] { padding-left: 1.5rem; padding-right: 1.5rem; } }
 [data-testid="stLayoutWrapper"]:has(> [data-testid="stVerticalBlock"]:empty) { display: none; }
-[data-testid="stElementContainer"]:has(.rl-who) { position: absolute; }
-.rl-who { position: fixed; top: 0; right: 4.5rem; height: 3.75rem; display: flex; align-items: center; gap: .35em;
+[data-testid="stElementContainer"]:is(:has(.rl-who), .st-key-board-library) { position: absolute; }
+[data-testid="stStatusWidget"] { margin-right: 18rem; }
+.rl-who { position: fixed; top: 0; right: 1.5rem; height: 3.75rem; display: flex; align-items: center; gap: .35em;
   z-index: 999991; font-size: .8rem; opacity: .75; white-space: nowrap; }
 .rl-who span { max-width: 14rem; overflow: hidden; text-overflow: ellipsis; }
 .rl-who a { color: inherit; }
-@media (max-width: 640px) { .rl-who { right: 1.5rem; } .rl-who span { max-width: 7rem; } }
+@media (max-width: 640px) { .rl-who { right: 1rem; } .rl-who span { max-width: 7rem; } }
 @media (max-width: 640px) { .st-key-search { flex: 1 0 100% !important; } }
 /* a menu opens above or below its button, and one of the two has nearly half of the screen */
 [data-testid="stMenuButtonBody"] { max-height: 45vh; overflow-y: auto; }
@@ -42,8 +43,9 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
   unicode-bidi: isolate; }
 .rl-context { font-family: monospace; font-size: .85rem; overflow-wrap: anywhere; }
 .rl-layers { display: flex; height: .9rem; margin: .25rem 0; border-radius: 2px; overflow: hidden; gap: 1px; }
+.rl-stages { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 0 .8rem; align-items: center; }
 .rl-legend { font-size: .8rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; align-items: center; }
-.rl-legend .label { opacity: .6; }
+.rl-legend .label { opacity: .75; }
 .rl-legend .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }
 .rl-scale { display: inline-block; width: 9rem; height: .8em; margin: 0 .4em; vertical-align: -1px; border-radius: 2px;
   box-shadow: 0 0 0 1px color-mix(in srgb, currentColor 20%, transparent); }
@@ -86,9 +88,20 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
   background: var(--rl-ground, #fff); padding: .35rem 0; border-bottom: 1px solid
   color-mix(in srgb, currentColor 15%, transparent); }
 .st-key-verdict { gap: .4rem !important; }
-.st-key-verdict-buttons { flex-wrap: nowrap !important; overflow-x: auto; scrollbar-width: none; }
+@media (min-width: 641px) { .rl-narrow { display: none; } }
+.st-key-verdict-buttons { gap: .5rem !important; }
 .st-key-verdict-buttons button { min-height: 2.25rem; padding: .1rem .75rem; white-space: nowrap; }
-@media (max-width: 640px) { .st-key-verdict-buttons button { min-height: 2.75rem; } }
+@media (max-width: 640px) { .st-key-verdict-buttons { gap: .35rem !important; }
+  .st-key-verdict-buttons button { min-height: 2.75rem; padding: .1rem .5rem; }
+  .st-key-verdict-buttons button p { font-size: .8rem; } }
+@media (min-width: 900px) {
+  .st-key-verdict { flex-direction: row !important; align-items: center; gap: 1.5rem !important; }
+  .st-key-verdict > :first-child { flex: 1 1 0; width: auto; min-width: 0; }
+  .st-key-verdict > :last-child { flex: none; width: auto; }
+  [data-testid="stColumn"]:has(.st-key-drawer) {
+    position: sticky; top: 8.5rem; align-self: flex-start; max-height: calc(100vh - 9.5rem); overflow-y: auto;
+    scrollbar-width: thin; }
+}
 .rl-since { font-weight: 400; opacity: .75; margin-left: .6rem; white-space: nowrap; font-size: .875rem; }
 [data-rl-side="shut"] [data-testid="stColumn"]:has(.st-key-drawer) { display: none; }
 .rl-keys { border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 8px;

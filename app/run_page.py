@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -34,7 +35,7 @@ from . import (
     run_stages,
 )
 from . import format as fmt
-from .health import StatusWord, ending_words, firing_clauses, judge, last_alarm_words, pause_of
+from .health import StatusWord, Word, ending_words, firing_clauses, judge, last_alarm_words, pause_of
 from .layout import GoToTokens
 from .markup import Markup, el, joined
 
@@ -43,22 +44,25 @@ FIRST = 3
 
 
 def cause_line(diagnosis: Diagnosis) -> Markup:
-    """Return the likeliest cause as HTML, ``Likely  Train-inference mismatch (strong): ...``, or why it is unknown."""
+    """Return as HTML the likeliest cause, and below it since when and why it is likely; or why it is unknown."""
     label = el("span", "Likely", cls="label")
     if not diagnosis.enough:
         return el("div", label, diagnosis.why_not, cls="rl-why")
     first = diagnosis.causes[0]
-    since = f", since step {fmt.step(first.onset_step)}"
-    return el("div", label, el("b", first.title), f" ({first.sure.words}: {first.why}){since}", cls="rl-why")
+    began = f"step {fmt.step(first.onset_step)}"
+    since = [] if began in first.title else [f"since {began}"]
+    reasons = " · ".join([*since, f"{first.sure.words}: {first.why}"])
+    return el("div", label, el("b", first.title), el("div", reasons, cls="rl-quiet"), cls="rl-why")
 
 
 def do_line(diagnosis: Diagnosis) -> Markup:
-    """Return the recommended actions as HTML, ``Do  1 roll back...``; empty if no cause is certain enough to act on."""
+    """Return the recommended actions as HTML, one a line; empty if no cause is certain enough to act on."""
     if not diagnosis.enough or not diagnosis.causes[0].actions:
         return Markup()
-    named = [f"{place} {action.name}" for place, action in enumerate(diagnosis.causes[0].actions[:FIRST], 1)]
-    withheld = f"  ·  {diagnosis.causes[0].withheld}" if diagnosis.causes[0].withheld else ""
-    return el("div", el("span", "Do", cls="label"), "  ·  ".join(named) + withheld, cls="rl-why")
+    first = diagnosis.causes[0]
+    named = [el("div", f"{place} {action.name}") for place, action in enumerate(first.actions[:FIRST], 1)]
+    withheld = el("div", first.withheld, cls="rl-quiet") if first.withheld else Markup()
+    return el("div", el("span", "Do", cls="label"), *named, withheld, cls="rl-why")
 
 
 def remedies(diagnosis: Diagnosis) -> Markup:
@@ -118,7 +122,9 @@ def show_verdict(run_id: str) -> None:
         verdict = queries.verdict(run)
         health = judge(run, verdict, now, queries.vitals(run).pace, pause_of(run, queries.commands(run_id), now))
         headline = headline_of(verdict, explained(queries.diagnosis(run), verdict))
-        st.html(joined(el("div", _shape(health), el("span", headline), since_fact(run, health), cls="rl-verdict")))
+        since, refused = since_fact(run, health, headline), commands.impossible(run, layout.principal())
+        why_not = el("div", refused, cls="rl-quiet rl-narrow") if refused else Markup()  # a phone has no tooltips
+        st.html(joined(el("div", _shape(health), el("span", headline), since, cls="rl-verdict"), why_not))
 
 
 def _shape(health: StatusWord) -> Markup:
@@ -126,13 +132,16 @@ def _shape(health: StatusWord) -> Markup:
     return el("span", f"{health.look.shape} ", style=f"color:{health.look.colour}")
 
 
-def since_fact(run: RunInfo, health: StatusWord) -> Markup:
-    """Return ``since step 4 690, 122 steps ago`` as HTML; empty if the state refers to no step."""
+def since_fact(run: RunInfo, health: StatusWord, headline: str) -> Markup:
+    """Return ``since step 4 690, 122 steps ago`` as HTML, without the step if ``headline`` names it; empty if the
+    state refers to no step.
+    """
     if health.since is None:
         return Markup()
-    ago = (run.last_step or 0) - health.since
-    later = f", {fmt.plural(ago, 'step')} ago" if ago > 0 else ""
-    return el("span", f"since step {fmt.step(health.since)}{later}", cls="rl-since")
+    ago, began = (run.last_step or 0) - health.since, f"step {fmt.step(health.since)}"
+    named = re.search(rf"{began}\b", headline) is not None
+    parts = [*([] if named else [f"since {began}"]), *([f"{fmt.plural(ago, 'step')} ago"] if ago > 0 else [])]
+    return el("span", ", ".join(parts), cls="rl-since") if parts else Markup()
 
 
 def _bar(run: RunInfo, every: float | None, go_to_tokens: GoToTokens, *, paused: bool) -> None:
@@ -232,7 +241,7 @@ def _facts(run: RunInfo, health: StatusWord, step_s: float | None, now: float) -
     planned = end is not None and last <= end
     left = fmt.duration((end - last) * step_s) if planned and end is not None and step_s and not health.ended else ""
     facts = [
-        _fact("", "" if run.state is RunState.RUNNING else run.state.value),
+        _fact("", "" if run.state is RunState.RUNNING or health.word is Word.KILLED else run.state.value),
         _fact("step", fmt.step(run.last_step) + (f" of {fmt.step(end)}" if planned else "")),
         _fact("", f"{fmt.duration(step_s)}/step" if step_s is not None else ""),
         _fact("", f"about {left} left" if left else ""),
@@ -261,7 +270,11 @@ def _fact(label: str, value: str) -> Markup:
 
 
 def _why(alerts: list[Alert], ending: str) -> Markup:
-    clauses = [*firing_clauses(alerts), *filter(None, [ending])]
+    """Return the reasons in order of onset; a single one is the headline's, which follows."""
+    fired = firing_clauses(alerts)
+    if len(fired) == 1 and not ending:
+        return Markup()
+    clauses = [*fired, *filter(None, [ending])]
     label = "Why" if clauses else "Last alarm"
     clauses = clauses or [text for text in [last_alarm_words(alerts)] if text]
     if not clauses:
@@ -362,14 +375,8 @@ def _controls(run: RunInfo) -> None:
     """Draw the controls of the whole page that the server handles; the browser's own are above the charts."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
         _range(run)
-        st.toggle(
-            "Live",
-            value=True,
-            key="live",
-            bind="query-params",
-            disabled=run.state is not RunState.RUNNING,
-            width="content",
-        )
+        if run.state is RunState.RUNNING:
+            st.toggle("Live", value=True, key="live", bind="query-params", width="content")
         with st.popover("Layouts", icon=":material/dashboard:", width="content"):
             st.fragment(show_layouts)(run.project)
         with st.popover("Notes", icon=":material/edit_note:", width="content"):

@@ -64,7 +64,7 @@ def show_timeline(run_id: str) -> None:
         return
     legend, rows = timeline(shown)
     last = sum((batch.attempt, batch.step) == newest[-1] for batch in shown)
-    st.html(joined(*rows[:last], legend))
+    st.html(joined(legend, *rows[:last]))
     if len(rows) > last:
         with st.expander("Stages of the newest steps", key="stages"):
             st.html(joined(*rows[last:]))
@@ -73,13 +73,15 @@ def show_timeline(run_id: str) -> None:
 def timeline(batches: Sequence[SpikeBatch]) -> tuple[Markup, list[Markup]]:
     """Return the timeline of stages in ``batches`` as HTML: a legend, and a row for each step and rank, newest first.
 
-    The longest row fills the width.
+    The longest row fills the width. With one rank, the legend has the durations of the newest step.
     """
     rows = [(batch, [float(s) for s in batch.columns["seconds"]]) for batch in reversed(batches)]
     longest = max(sum(seconds) for _, seconds in rows) or 1.0
     names = dict.fromkeys(str(name) for batch, _ in rows for name in batch.columns["stage"])
     ranks = {batch.rank for batch in batches}
-    legend = el("div", *(_entry(name) for name in sorted(names, key=_order)), cls="rl-legend")
+    newest = rows[0] if rows and len(ranks) == 1 else None
+    took = {} if newest is None else dict(zip(map(str, newest[0].columns["stage"]), newest[1], strict=True))
+    legend = el("div", *(_entry(name, took.get(name)) for name in sorted(names, key=_order)), cls="rl-legend")
     return legend, [_row(batch, seconds, longest, ranked=len(ranks) > 1) for batch, seconds in rows]
 
 
@@ -87,8 +89,13 @@ def _order(name: str) -> tuple[int, str]:
     return (list(COLOURS).index(name) if name in COLOURS else len(COLOURS), name)
 
 
-def _entry(name: str) -> Markup:
-    return el("span", el("span", style=f"background:{COLOURS.get(name, OTHER)}", cls="swatch"), fmt.shorten(name, 40))
+def _entry(name: str, took: float | None) -> Markup:
+    swatch = el("span", style=f"background:{COLOURS.get(name, OTHER)}", cls="swatch")
+    return el("span", swatch, _words(name), el("span", f" {duration(took)}", cls="label") if took is not None else "")
+
+
+def _words(name: str) -> str:
+    return {"logprobs": "log-probs"}.get(name) or fmt.shorten(name.replace("_", " "), 40)
 
 
 def _row(batch: SpikeBatch, seconds: Sequence[float], longest: float, *, ranked: bool) -> Markup:
@@ -97,9 +104,9 @@ def _row(batch: SpikeBatch, seconds: Sequence[float], longest: float, *, ranked:
     parts = [
         el(
             "span",
-            title=f"{fmt.shorten(str(name), 40)} {duration(took)}",
+            title=f"{_words(str(name))} {duration(took)}",
             style=f"background:{COLOURS.get(str(name), OTHER)};width:{100.0 * took / longest:.2f}%",
         )
         for name, took in zip(batch.columns["stage"], seconds, strict=True)
     ]
-    return joined(label, el("div", *parts, cls="rl-layers"))
+    return el("div", label, el("div", *parts, cls="rl-layers"), cls="rl-stages")

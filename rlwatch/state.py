@@ -148,7 +148,7 @@ def ending_of(run: RunInfo, *, gone: bool = False) -> Ending:
     if run.state is RunState.FINISHED:
         return Ending(End.DONE, run.last_step)
     if gone:
-        return Ending(End.KILLED, run.last_step, "its process gives no sign any more")
+        return Ending(End.KILLED, run.last_step, "its process no longer responds")
     return Ending(End.GOES_ON, run.last_step)
 
 
@@ -526,7 +526,7 @@ def verdict_of(
     since = failure_onset((span.entry, span.onset) for span in broken)
     brief = _brief(state, at, since, broken, evidence)
     if state is State.COLLAPSED and evidence.ongoing:
-        brief += f"; still running, {_lasting(since_s)} since" if since_s else "; still running"
+        brief += f"; still running {_lasting(since_s)} later" if since_s else "; still running"
     undone = "" if len(held) == len(everything) else "; findings of re-run steps are left out"
     text = f"{_detail(state, brief, broken, evidence)}{undone}"
     early = since is not None and evidence.first is not None and evidence.early(since)

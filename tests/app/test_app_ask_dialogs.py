@@ -193,7 +193,7 @@ def test_a_dead_trainer_is_reported_before_anything_is_asked_of_it(store_dir, st
     writer.close()
     page = chosen(run_page(), "pause")
 
-    assert "its process gives no sign any more" in html(page)
+    assert "its process no longer responds" in html(page)
     assert "the trainer is dead: the command expires unless it is restarted" in html(page)
 
 

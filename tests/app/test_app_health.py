@@ -129,4 +129,4 @@ def test_a_run_whose_process_is_gone_was_killed_and_is_not_silent():
     for run, needed in ((recent, True), (past, False)):
         health = judge(run, verdict_of((), {1: (1, 30)}, ending=ending_of(run, gone=True)), NOW, Pace(100.0))
         assert (health.word, health.needs_you, health.ended) == (Word.KILLED, needed, True)
-        assert health.why.startswith("its process gives no sign any more")
+        assert health.why.startswith("its process no longer responds")

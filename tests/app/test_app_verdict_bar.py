@@ -9,13 +9,15 @@ from rlwatch.view import view_of_run
 
 
 def test_the_bar_has_the_engines_headline_and_since_when(store_dir):
-    """Word by word, once on the page."""
+    """Word by word, once on the page; the step that the headline names is not repeated."""
     danger_run(store_dir)
     store = open_store(str(store_dir))
     page = run_page()
     headline = view_of_run(store, store.run("run-1")).headline
     assert html(page).count(headline) == 1
-    assert "since step 12, 18 steps ago" in html(page)
+    assert "step 12" in headline
+    assert "18 steps ago" in html(page)
+    assert "since step 12, 18" not in html(page)
 
 
 def test_a_button_that_cannot_be_pressed_says_why(store_dir, looks):

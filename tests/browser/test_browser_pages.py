@@ -140,7 +140,7 @@ def test_an_alert_leads_to_its_run_and_back(app, page, store_url):
     page.goto(f"{app}/alerts")
     expect(page.get_by_text("1 incident firing")).to_be_visible()
     page.get_by_role("link", name="seed3").click()
-    expect(page.get_by_test_id("stMain").locator(".rl-why").first).to_contain_text("entropy collapse from step 12")
+    expect(page.locator(".rl-verdict")).to_contain_text("Collapsed at step 12: entropy fell")
     page.get_by_role("link", name="Runs").click()
     expect(page.get_by_text("1 run needs attention")).to_be_visible()
 

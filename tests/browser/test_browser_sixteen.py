@@ -82,7 +82,7 @@ def test_1_and_2_the_run_in_danger_and_when_it_began(runs):
 def test_3_why_and_which_tokens(runs):
     """The likely cause on the run's page; the tokens of a spike from its run."""
     opened(runs)
-    expect(runs.locator(".rl-why", has_text="Likely")).to_contain_text("since step 220")
+    expect(runs.locator(".rl-why", has_text="Likely")).to_contain_text("step 220")
     assert presses(runs) == 1
     runs.go_back()
     settled(runs)
@@ -233,7 +233,7 @@ def test_14_where_the_time_goes(runs):
     opened(runs)
     expect(runs.locator(".rl-facts").first).to_contain_text("/step")
     runs.get_by_text("Stages of the newest steps").click()
-    expect(runs.get_by_text("weight_sync").first).to_be_visible()
+    expect(runs.get_by_text("weight sync").first).to_be_visible()
     assert presses(runs) == 2
 
 

@@ -46,7 +46,7 @@ def test_the_run_in_danger_is_first_with_why_and_a_click_tells_what_to_do(shared
     settled(page)
     rows.first.get_by_role("link").click()
     expect(page.locator(".rl-verdict")).to_contain_text("Collapsed at step 70: entropy fell; still running")
-    expect(page.locator(".rl-why", has_text="Likely")).to_contain_text("since step 70")
+    expect(page.locator(".rl-why", has_text="Likely")).to_contain_text("step 70")
     expect(page.locator(".rl-why", has_text="Do")).to_contain_text(re.compile(r"1 .*2 .*3 "))
     page.get_by_role("button", name="Reset reference…").click()
     expect(page.get_by_role("dialog")).to_contain_text("a reset now would make the collapsing policy the anchor")

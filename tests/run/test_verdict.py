@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_collapses_fails_or_is_at_risk():
     lost = verdict_of([COLLAPSE], STEPS, ending=GOES_ON, since_s=4320.0)
     assert (lost.state, lost.brief) == (
         State.COLLAPSED,
-        "Collapsed at step 198: entropy fell; still running, 1.2\u202fh since",
+        "Collapsed at step 198: entropy fell; still running 1.2\u202fh later",
     )
     assert verdict_of([SPIKE], STEPS, ending=GOES_ON).state is State.FAILING
     assert verdict_of([FALL], STEPS, ending=GOES_ON).state is State.AT_RISK
