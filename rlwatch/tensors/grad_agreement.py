@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from rlwatch.tensors.gradnorm import detached, ordinary
 from rlwatch.tensors.mergeable import Stat, Stats
 from rlwatch.tensors.transfer import freed
-from rlwatch.tensors.weight_gap import COMPARED, elements_at, places_of
+from rlwatch.tensors.weight_gap import COMPARED, elements_at, places_of, sampled
 
 NAME = "optim/grad_agreement"
 TENSORS = 32
@@ -122,9 +123,9 @@ def _followed(parameters: Sequence[nn.Parameter]) -> tuple[nn.Parameter, ...]:
 
 
 def _whole(weight: nn.Parameter) -> bool:
-    parted = hasattr(weight, "to_local") or hasattr(weight, "ds_id") or hasattr(weight, "_hp_mapping")
-    held = not parted and weight.numel() > 0 and weight.dtype in COMPARED and not weight.is_meta
-    return held and not hasattr(weight, "main_grad") and not freed(weight)
+    elsewhere = ("to_local", "ds_id", "_hp_mapping", "main_grad")
+    held = ordinary(weight) or not any(hasattr(weight, name) for name in elsewhere)
+    return held and weight.numel() > 0 and weight.dtype in COMPARED and not weight.is_meta and not freed(weight)
 
 
 def _sample(parameters: Sequence[nn.Parameter], turn: int) -> Tensor:
@@ -133,11 +134,12 @@ def _sample(parameters: Sequence[nn.Parameter], turn: int) -> Tensor:
 
     ``turn``: number of the step, which selects the elements.
     """
-    rows = []
-    for parameter in parameters:
-        places, grad = places_of(parameter.numel(), turn), parameter.grad
-        if grad is None:
-            rows.append(torch.zeros(len(range(parameter.numel())[places]), device=parameter.device))
-        else:
-            rows.append(elements_at(grad.detach(), places).float())
-    return torch.cat(rows)
+    grads = [parameter.grad for parameter in parameters]
+    places = [places_of(parameter.numel(), turn) for parameter in parameters]
+    if all(grad is None for grad in grads):  # before the first backward pass
+        return torch.zeros(sum(map(sampled, places)), device=parameters[0].device)
+    rows = [
+        parameter.new_zeros(sampled(chosen)) if grad is None else elements_at(detached(grad), chosen)
+        for parameter, grad, chosen in zip(parameters, grads, places, strict=True)
+    ]
+    return torch.cat(rows).float()

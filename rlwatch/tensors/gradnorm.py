@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from typing_extensions import override
 
 from rlwatch.metrics import LAYER_PREFIX
@@ -48,6 +48,37 @@ def plain_name(name: str) -> str:
     'lm_head.weight'
     """
     return _WRAPPERS.sub("", name).removeprefix(_PEFT)
+
+
+MARKS = frozenset(
+    ("ds_id", "_hp_mapping", "_fsdp_flattened", "_is_flat_param", "main_grad", "tensor_model_parallel", "allreduce")
+)
+"""Attributes that DeepSpeed, FSDP and Megatron set on a parameter whose weight or gradient is not all in one place."""
+
+
+def ordinary(parameter: Tensor) -> bool:
+    """Return True for a parameter without the class or the :data:`MARKS` of a framework that shards weights."""
+    return type(parameter) is Parameter and MARKS.isdisjoint(vars(parameter))
+
+
+def named_weights(model: Module) -> list[tuple[str, Parameter]]:
+    """Return ``model.named_parameters()`` as a list, in half of the time: a step needs it several times."""
+    if type(model).named_parameters is not Module.named_parameters or "named_parameters" in vars(model):
+        return list(model.named_parameters())
+    found: dict[int, tuple[str, Parameter]] = {}
+    modules, left = set[Module](), [("", model)]
+    while left:
+        prefix, module = left.pop()
+        if module in modules:
+            continue
+        modules.add(module)
+        for name, parameter in module._parameters.items():  # noqa: SLF001  (its generators nest as deep as the model)
+            if parameter is not None:
+                found.setdefault(id(parameter), (prefix + name, parameter))
+        children = module._modules.items()  # noqa: SLF001
+        if children:
+            left.extend([(f"{prefix}{name}.", child) for name, child in reversed(children) if child is not None])
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +122,9 @@ class GradNorms:
         If gradients are sharded, these have a value once the statistics of all ranks are merged.
         """
         held, size = sum(self.held), sum(self.sizes)
-        rows = zip(self.layers, self.squares.unbind(), self.held, self.sizes, strict=True)
+        names = [LAYER_PREFIX + layer for layer in self.layers]
         return {
-            **{LAYER_PREFIX + layer: Norm.of(squares, held, size) for layer, squares, held, size in rows},
+            **Norm.each(names, self.squares.unbind(), self.held, self.sizes),
             "optim/grad_norm": Norm.of(self.squares.sum(), held, size),
             "nonfinite/grad": Marked.of(self.broken, held, size),
         }
@@ -128,22 +159,41 @@ def grad_norms(parameters: Iterable[tuple[str, Parameter]], *, rank: int = 0) ->
 
 def norms_of(pieces: Sequence[Piece]) -> GradNorms | None:
     """Return gradient norms by layer of the ``pieces`` that this rank counts; None if it counts none."""
-    counted = {piece.name: piece.counted for piece in pieces if piece.counted is not None}
+    counted = [held for piece in pieces if (held := piece.counted) is not None]
     if not counted:
         return None
-    squares = dict(zip(counted, _squares(list(counted.values())), strict=True))
-    zero = torch.zeros_like(next(iter(squares.values())))
-    every = [squares.get(piece.name, zero) for piece in pieces]
+    squares = _squares(counted)
+    places, order = iter(range(len(counted))), list[int]()
     layers: dict[str, list[int]] = {}
     for i, piece in enumerate(pieces):
+        order.append(-1 if piece.counted is None else next(places))
         layers.setdefault(layer_of(piece.name), []).append(i)
+    every = squares if len(counted) == len(pieces) else row_sums(squares, tuple((place,) for place in order))
+    sizes = [(piece.held, piece.size) for piece in pieces]
     return GradNorms(
         tuple(layers),
-        torch.stack([torch.stack([every[i] for i in row]).sum() for row in layers.values()]),
-        tuple(sum(pieces[i].held for i in row) for row in layers.values()),
-        tuple(sum(pieces[i].size for i in row) for row in layers.values()),
-        (~torch.stack(every).isfinite()).float(),
+        row_sums(squares, tuple(tuple(order[i] for i in row) for row in layers.values())),
+        tuple(sum(sizes[i][0] for i in row) for row in layers.values()),
+        tuple(sum(sizes[i][1] for i in row) for row in layers.values()),
+        (~every.isfinite()).float(),
     )
+
+
+def row_sums(x: Tensor, rows: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Return the sum of the elements of ``x`` (..., N) at each of the ``rows`` of indices, (..., rows); -1 is a zero.
+
+    Two operations whatever the number of rows, and the same order each time, which ``index_add`` on a GPU does not
+    promise.
+    """
+    return torch.nn.functional.pad(x, (0, 1))[..., _index(rows, x.device)].sum(-1)
+
+
+@lru_cache(maxsize=16)
+def _index(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """Return lists of indices as a tensor (rows, longest) on ``device``, filled up with -1."""
+    width = max(map(len, rows))
+    filled = torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int64, device="cpu")
+    return filled.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +209,11 @@ class Piece:
     @classmethod
     def of(cls, name: str, parameter: Parameter, rank: int) -> Piece:
         """Return the part of the gradient of ``parameter`` that this ``rank`` counts."""
-        if parameter.grad is None:
-            return cls(name, _partition(parameter), parameter.numel())
         grad = parameter.grad
+        if grad is None:
+            return cls(name, _partition(parameter), parameter.numel())
+        if type(grad) is Tensor and ordinary(parameter):
+            return cls(name, detached(grad) if rank == 0 else None, grad.numel())
         if hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "_is_flat_param"):
             return cls(name, None, max(1, grad.numel()))
         if hasattr(grad, "to_local"):
@@ -188,6 +240,11 @@ def shard_of(grad: Any) -> Tensor | None:
     return local
 
 
+def detached(x: Tensor) -> Tensor:
+    """Return ``x`` without its history of operations; ``x`` itself if it has none."""
+    return x.detach() if x.requires_grad else x
+
+
 def partitioned(parameter: Parameter) -> bool:
     """Return True if DeepSpeed (ZeRO-1, -2) shards the gradient of ``parameter`` over ranks, and leaves no
     ``.grad``.
@@ -210,12 +267,12 @@ def _partition(parameter: Any) -> Tensor | None:
     return part.detach()
 
 
-def _squares(grads: list[Tensor]) -> list[Tensor]:
-    """Return the sum of squares of each of ``grads``, float32, all on one device."""
+def _squares(grads: list[Tensor]) -> Tensor:
+    """Return the sum of squares of each of the N ``grads``, (N,) float32, all on one device."""
     wide = torch.float64 if any(grad.dtype is torch.float64 for grad in grads) else torch.float32  # it only widens
     # Norms in one launch and squared again, because torch has no fused sum of squares; each tensor is accumulated in
     # float32 at least. Squares, unlike norms, add up over tensors, layers and ranks.
-    return list(torch.stack(norm_of_each(grads, wide)).square().float().unbind())
+    return torch.stack(norm_of_each(grads, wide)).square().float()
 
 
 def norm_of_each(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -253,6 +310,15 @@ class ShardedNorm(Stat):
         ``kept``: summary of these elements. ``held``: their number. ``size``: number of elements on all ranks.
         """
         return cls(kept.new_full((), float(held >= size)), kept, held, size)
+
+    @classmethod
+    def each(
+        cls, names: Iterable[str], kept: Iterable[Tensor], held: Iterable[int], sizes: Iterable[int]
+    ) -> dict[str, Self]:
+        """Make a statistic for each of ``names``, as :meth:`of` does, with one count for all that are whole here."""
+        rows = list(zip(names, kept, held, sizes, strict=True))
+        counts = {whole: rows[0][1].new_full((), float(whole)) for whole in {mine >= size for *_, mine, size in rows}}
+        return {name: cls(counts[mine >= size], one, mine, size) for name, one, mine, size in rows}
 
     @override
     def merge(self, other: Self) -> Self:

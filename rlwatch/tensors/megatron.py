@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from rlwatch.tensors.gradnorm import GradNorms, Piece, grad_norms, norms_of, shard_of
+from rlwatch.tensors.gradnorm import GradNorms, Piece, grad_norms, named_weights, norms_of, ordinary, shard_of
 
 EXPERT = "allreduce"
 """Attribute that Megatron sets on a parameter: False for an expert if other ranks hold other experts."""
@@ -54,8 +54,7 @@ def divided(model: Any) -> bool:
     chunks = chunks_of(model)
     if any(map(_buffered, chunks)):
         return True
-    # One walk over the parameters: a large model has hundreds, and most have none of these attributes.
-    odd = [p for chunk in chunks for p in chunk.parameters() if hasattr(p, "main_grad") or _marked(p)]
+    odd = [p for chunk in chunks for _, p in named_weights(chunk) if not ordinary(p)]
     return bool(odd) and (any(hasattr(p, "main_grad") for p in odd) or cut(model))
 
 
@@ -93,7 +92,7 @@ def model_norms(model: Any, *, rank: int = 0) -> GradNorms | None:
     """
     chunks, state = chunks_of(model), groups()
     if not divided(model):
-        return grad_norms([named for chunk in chunks for named in chunk.named_parameters()], rank=rank)
+        return grad_norms([named for chunk in chunks for named in named_weights(chunk)], rank=rank)
     if state is None or hindrance(model) is not None:
         return None
     return norms_of([piece for chunk in chunks for piece in _pieces(chunk, state)])

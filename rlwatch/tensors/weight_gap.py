@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import lru_cache
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from rlwatch.metrics import UPDATE_PREFIX, WEIGHTS_PREFIX
-from rlwatch.tensors.gradnorm import Norm, ShardedNorm, layer_of, plain_name, shard_of
+from rlwatch.tensors.gradnorm import Norm, ShardedNorm, layer_of, ordinary, plain_name, row_sums, shard_of
 from rlwatch.tensors.mergeable import Max, Mean, ShareStat, Stats
 from rlwatch.tensors.transfer import freed, meeting_place
 
@@ -179,6 +180,7 @@ def _fused(name: str, engine: Mapping[str, Tensor], rows: Mapping[str, int]) -> 
     return held[first : first + counts[parts.index(module)]]
 
 
+@lru_cache(maxsize=4096)
 def places_of(elements: int, turn: int) -> slice:
     """Return which elements of a flattened tensor with ``elements`` elements to sample, as a slice of at most
     ``SAMPLED``.
@@ -235,10 +237,15 @@ def _row(weight: TrainerWeight, held: Tensor, turn: int) -> _Row:
     return _Row(layer_of(weight.name), elements_at(weight.local, chosen), elements_at(held, chosen), change)
 
 
+def sampled(chosen: slice) -> int:
+    """Return the number of elements that :func:`places_of` chose."""
+    return (int(chosen.stop) - int(chosen.start)) // int(chosen.step)
+
+
 def elements_at(tensor: Tensor, chosen: slice) -> Tensor:
     """Return the elements ``chosen`` of the flattened ``tensor``, without a copy of the others."""
     if tensor.is_contiguous():
-        return tensor.view(-1)[chosen]
+        return tensor.as_strided((sampled(chosen),), (chosen.step,), tensor.storage_offset() + chosen.start)
     places = torch.arange(chosen.start, chosen.stop, chosen.step, device=tensor.device)
     return tensor[torch.unravel_index(places, tensor.shape)]
 
@@ -334,13 +341,15 @@ class RelativeChange(ShardedNorm):
     ``kept`` (2,): sums of squares of the change and of the weights on this rank.
     """
 
+    elementwise: ClassVar[bool] = True
+
     @override
     def together(self, kept: Tensor) -> Tensor:
         return self.kept + kept
 
     @override
     def value(self) -> Tensor:
-        return _ratio(self.kept[0], self.kept[1])
+        return _ratio(*self.kept.unbind(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,9 +378,12 @@ class HeadChange(ShardedNorm):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Tensors of one device, dtype and number of sampled elements: the samples (M, K), float32."""
+    """Tensors of one device, dtype and number of sampled elements: their samples (K,), which are views of contiguous
+    weights, and a copy of all, (M, K) float32.
+    """
 
     members: tuple[int, ...]
+    rows: tuple[Tensor, ...]
     before: Tensor
 
 
@@ -403,20 +415,23 @@ class UpdateSample:
         for name, weight in named:
             if not _measurable(weight):
                 continue
-            layer, part = layer_of(name), _counted(weight, rank)
-            sizes[layer] = sizes.get(layer, 0) + weight.numel()
-            held[layer] = held.get(layer, 0) + (0 if part is None else part.numel())
-            if part is not None and part.numel():
+            layer, part, size = layer_of(name), _counted(weight, rank), weight.numel()
+            here = 0 if part is None else part.numel()
+            sizes[layer] = sizes.get(layer, 0) + size
+            held[layer] = held.get(layer, 0) + here
+            if part is not None and here:
                 kept.append((layer, part))
         if not kept:
             return None
         layers, weights = zip(*kept, strict=True)
         known: dict[tuple[object, ...], list[int]] = {}
         for i, weight in enumerate(weights):
-            places = places_of(weight.numel(), turn)
-            known.setdefault((weight.device, weight.dtype, len(range(weight.numel())[places])), []).append(i)
-        groups = tuple(_Group(tuple(members), _samples(weights, members, turn)) for members in known.values())
-        return cls(layers, weights, held, sizes, turn, groups)
+            known.setdefault((weight.device, weight.dtype, min(SAMPLED, weight.numel())), []).append(i)
+        groups = []
+        for members in known.values():
+            rows = tuple(_sample(weights[i], turn) for i in members)
+            groups.append(_Group(tuple(members), rows, torch.stack(rows).float()))
+        return cls(layers, weights, held, sizes, turn, tuple(groups))
 
     def stats(self) -> Stats:
         """Return statistics of the step that was taken since the sample, without waiting for the device.
@@ -427,15 +442,14 @@ class UpdateSample:
         value once the statistics of all ranks are merged.
         """
         names, device = list(self.sizes), self.weights[0].device
-        order = [i for group in self.groups for i in group.members]
-        index = torch.tensor([names.index(self.layers[i]) for i in order], device="cpu").to(device, non_blocking=True)
+        places: dict[str, list[int]] = {name: [] for name in names}
+        for place, i in enumerate(i for group in self.groups for i in group.members):
+            places[self.layers[i]].append(place)
         squares = torch.cat([self._squares(group, device) for group in self.groups], 1)
-        layers = torch.zeros(2, len(names), device=device).index_add(1, index, squares)
+        layers = row_sums(squares, tuple(map(tuple, places.values())))
         held, size = sum(self.held.values()), sum(self.sizes.values())
-        stats: Stats = {
-            UPDATE_PREFIX + name: RelativeChange.of(kept, self.held[name], self.sizes[name])
-            for name, kept in zip(names, layers.unbind(1), strict=True)
-        }
+        updated = [UPDATE_PREFIX + name for name in names]
+        stats: Stats = {**RelativeChange.each(updated, layers.unbind(1), self.held.values(), self.sizes.values())}
         stats["optim/update_norm"] = Norm.of(layers[0].sum(), held, size)
         stats["optim/update_ratio"] = RelativeChange.of(layers.sum(1), held, size)
         head = [i for i, name in enumerate(names) if name.rpartition(".")[2] in HEADS]
@@ -446,31 +460,37 @@ class UpdateSample:
 
     def _squares(self, group: _Group, device: torch.device) -> Tensor:
         """Squared norms of the change and of the weights before, of each tensor of a group: (2, M)."""
-        sizes = [self.weights[i].numel() / group.before.shape[1] for i in group.members]
-        scale = torch.tensor(sizes, device="cpu").to(device, non_blocking=True)
-        after = _samples(self.weights, group.members, self.turn)
-        both = torch.stack([(after - group.before).square().sum(-1), group.before.square().sum(-1)])
-        return both.to(device) * scale
+        count = group.before.shape[1]
+        scale = _scales(tuple(self.weights[i].numel() / count for i in group.members), device)
+        weights = ((self.weights[i], row) for i, row in zip(group.members, group.rows, strict=True))
+        # The samples of contiguous weights are views, which show the weights as the step left them.
+        rows = [row if weight.is_contiguous() else _sample(weight, self.turn) for weight, row in weights]
+        change = torch.stack(rows).float() - group.before
+        return torch.stack([change, group.before]).square().sum(-1).to(device) * scale
+
+
+@lru_cache(maxsize=64)
+def _scales(scales: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(scales, device="cpu").to(device, non_blocking=True)
 
 
 def _measurable(weight: Tensor) -> bool:
     """Return True if ``weight`` is trained, and its elements or a shard of them can be read here."""
-    elsewhere = any(hasattr(weight, name) for name in ("ds_id", "_fsdp_flattened", "_is_flat_param"))
-    held = weight.grad is not None and not elsewhere
+    if weight.grad is None:
+        return False
+    held = ordinary(weight) or not any(hasattr(weight, x) for x in ("ds_id", "_fsdp_flattened", "_is_flat_param"))
     return held and weight.numel() > 0 and weight.dtype in COMPARED and not weight.is_meta
 
 
 def _counted(weight: Tensor, rank: int) -> Tensor | None:
     """Return the elements of ``weight`` that count on this ``rank``; None if another rank counts them."""
-    whole = not hasattr(weight, "to_local")
+    whole = ordinary(weight) or not hasattr(weight, "to_local")
     part = (weight.detach() if rank == 0 else None) if whole else shard_of(weight)
     return None if part is None or freed(part) else part
 
 
-def _samples(weights: Sequence[Tensor], members: Sequence[int], turn: int) -> Tensor:
-    """Sampled elements of the weights ``members``, (M, K) float32, copied."""
-    rows = [elements_at(weights[i], places_of(weights[i].numel(), turn)) for i in members]
-    return torch.stack(rows).float()
+def _sample(weight: Tensor, turn: int) -> Tensor:
+    return elements_at(weight, places_of(weight.numel(), turn))
 
 
 def _ratio(change: Tensor, norm: Tensor) -> Tensor:

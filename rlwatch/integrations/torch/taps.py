@@ -30,6 +30,7 @@ from rlwatch.integrations.verifiers import TAP, VerifierMeter
 from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.recorder.intake import step_index
 from rlwatch.tensors.grad_agreement import GradientTrail
+from rlwatch.tensors.gradnorm import named_weights
 from rlwatch.tensors.masked import widen
 from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
@@ -346,7 +347,7 @@ class Collector:
 
     def _sampled(self, model: nn.Module, rank: int) -> UpdateSample | None:
         """Sample the weights before the step, as far as they count on this ``rank``."""
-        return UpdateSample.of(model.named_parameters(), self.steps.last, rank=rank)
+        return UpdateSample.of(named_weights(model), self.steps.last, rank=rank)
 
     def _measure_update(self) -> None:
         update, self._update = self._update, None

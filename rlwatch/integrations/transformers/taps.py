@@ -21,7 +21,7 @@ from rlwatch.integrations.trainer_settings import rates
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, fsdp2, sharding_engine, unseen
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.tensors.grad_agreement import GradientTrail
-from rlwatch.tensors.gradnorm import GradNorms
+from rlwatch.tensors.gradnorm import GradNorms, named_weights
 from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
 from rlwatch.tensors.weight_gap import UpdateSample
@@ -106,7 +106,7 @@ class TrainerTaps:
         run = self._error_boundary.run
         if run is not None and (sharding_engine(self.trainer) is None or fsdp2(self.trainer)):
             self._updates += 1
-            named = self.trainer.model.named_parameters()
+            named = named_weights(self.trainer.model)
             self._update = UpdateSample.of(named, self._updates, rank=run.rank)
 
     def _measure_update(self) -> None:
