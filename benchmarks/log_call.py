@@ -20,7 +20,17 @@ from pathlib import Path
 TOOLS = ("rlwatch", "wandb", "trackio", "tensorboard", "summarywriter")
 """The last is torch's ``SummaryWriter``, which writes TensorBoard's files."""
 NEEDS = {"summarywriter": ("tensorboard", "torch")}
-COLUMNS = ("p50_us", "p99_us", "max_ms", "import_and_init_ms", "rss_mb", "cpu_s", "finish_s", "finish_cpu_s")
+COLUMNS = (
+    "p50_us",
+    "p99_us",
+    "max_ms",
+    "import_and_init_ms",
+    "rss_mb",
+    "cpu_s",
+    "finish_s",
+    "finish_cpu_s",
+    "bytes_a_point",
+)
 
 
 def measure(tool: str, steps: int, pace_ms: float) -> dict[str, float]:

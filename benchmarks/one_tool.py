@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Log = Callable[[dict[str, float], int], Any]
@@ -120,6 +121,7 @@ def main() -> None:
         finishes, busy = time.perf_counter(), time.process_time()
         finish()
         finish_s, finish_cpu_s = time.perf_counter() - finishes, time.process_time() - busy
+        size = sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
     calls.sort()
     result = {
         "tool": args.tool,
@@ -131,6 +133,7 @@ def main() -> None:
         "finish_cpu_s": finish_cpu_s,
         "rss_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) / 1024,
         "cpu_s": time.process_time(),
+        "bytes_a_point": size / (args.steps * len(LEVELS)),
     }
     sys.stderr.flush()
     print("RESULT " + json.dumps(result))

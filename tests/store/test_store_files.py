@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlwatch.ports import Checkpoint, Progress
 from rlwatch.records import RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_run_contract import command, fill, steps
@@ -60,6 +61,28 @@ def test_a_finished_run_is_one_plain_file(tmp_path: Path):
 
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.db", "run.lock"]
     assert sqlite3.connect(tmp_path / "run" / "run.db").execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_the_file_of_a_finished_run_has_no_unused_pages(tmp_path: Path):
+    """Rows that became columns left their pages; a short run's checkpoint is not kept: its rows are judged anew."""
+    store = open_store(tmp_path)
+    checkpoint = Checkpoint(1000, 1, 1000, "judge 1", bytes(100_000))
+    sizes = {}
+    for run, ends in ("killed", False), ("finished", True):
+        writer = store.open_run(RunInfo(run))
+        for first in range(1, 1001, 100):
+            rows = [StepRecord(s, {f"m{k}": s / (k + 1) for k in range(60)}) for s in range(first, first + 100)]
+            writer.write(rows, Progress((), first + 99, checkpoint if first == 901 else None))
+        if ends:
+            writer.finish(RunState.FINISHED, "", 5.0)
+        writer.close()
+        sizes[run] = (tmp_path / run / "run.db").stat().st_size
+        free = sqlite3.connect(tmp_path / run / "run.db").execute("PRAGMA freelist_count").fetchone()[0]
+        assert not (ends and free)
+        assert (store.checkpoint(run, "judge 1") is None) is ends
+        assert [record.step for record in store.records(run)] == [*range(1, 1001)]
+
+    assert sizes["finished"] < sizes["killed"]
 
 
 def test_what_ctrl_c_left_open_is_rolled_back_and_the_end_is_written(tmp_path: Path):

@@ -174,6 +174,8 @@ class Appender:
 _log = logging.getLogger("rlwatch")
 READERS_LEAVE_S = 2.0
 """Seconds that ``finish`` waits for readers that hold a snapshot."""
+REPLAYED_ROWS = 2000
+"""Rows and events of a run that are judged anew, in half a second, rather than kept as a checkpoint of 120 kB."""
 _AMENDED_S = 30.0  # how long a new attempt waits for a process that judges what the last one left
 _AT_ONCE = 1000  # items of a journal
 
@@ -249,8 +251,19 @@ class FileWriter(Appender):
                 self._journal.make_room()
                 super().finish(state, reason, now)
             self._end_journal(end_stored=True)
+            self._shrink(db)
             with explained(self._where):
                 _leave_wal(db, self._where, self.readers_leave_s)
+
+    def _shrink(self, db: sqlite3.Connection) -> None:
+        """Remove what a finished run does not need: a short run's checkpoints, and unused pages of the file.
+
+        An error, for example of a full disk, leaves the file as it is.
+        """
+        with suppress(sqlite3.Error, MemoryError), self._guard:
+            if self.last_seq <= REPLAYED_ROWS:
+                db.execute("DELETE FROM checkpoint")
+            db.executescript("PRAGMA incremental_vacuum")  # `execute` would end after the first page
 
     def close(self) -> None:
         """Close the connection, then release the run's lock; idempotent."""
@@ -453,6 +466,7 @@ def _create(
     touch_private(files.unborn)
     with explained(str(files.unborn)), closing(connection.connect(files.unborn, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that the end of the run can give back unused pages
         migrate(db, schema.RUN_TABLES, str(files.unborn))
         begun = fill(db)
     with writing_to(files.run):
