@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
+import numpy as np
 import pytest
 
 import rlwatch
@@ -10,7 +12,7 @@ from rlwatch.compare import config_diff
 from rlwatch.curation.search import matching
 from rlwatch.records import ORIGIN, RunInfo
 from rlwatch.run import identity as origins
-from rlwatch.run.identity import git, origin
+from rlwatch.run.identity import git, origin, packages
 from rlwatch.store.memory import MemoryStore
 
 
@@ -23,6 +25,12 @@ def test_a_run_keeps_where_it_comes_from_beside_its_settings():
     assert [kept[attempt]["lr"] for attempt in (1, 2)] == [1, 2]
     assert all({"command", "packages", "python"} <= set(kept[attempt][ORIGIN]) for attempt in (1, 2))
     assert kept[1][ORIGIN]["packages"]["numpy"]
+
+
+def test_versions_are_those_of_the_installed_packages():
+    """As ``importlib.metadata`` reads them from all of a package's metadata."""
+    assert packages() == {name: version(name) for name in packages()}
+    assert packages()["numpy"] == np.__version__
 
 
 def test_a_setting_of_ones_own_with_that_name_is_left_alone():
