@@ -275,7 +275,7 @@ def group_of(run: RunInfo, by: str) -> str:
     if by == BY_TAGS:
         return ", ".join(sorted(run.tags)) or "no tags"
     values = facts(run).values(by.casefold())
-    return f"{by} = {values[0] if values else fmt.NOTHING}"
+    return f"{by} = {values[0]}" if values else f"{by} not set"
 
 
 def groups(entries: Sequence[RunEntry], by: str) -> dict[str, list[RunEntry]]:
@@ -292,13 +292,26 @@ def mean_spark(members: Sequence[Spark]) -> tuple[ThinnedCurve, np.ndarray]:
 
 
 def mean_words(values: Sequence[float | None]) -> str:
-    """Return mean and standard deviation of the finite values, as ``0.41 ± 0.02``, with ``NaN in 2``
+    """Return mean and standard deviation of the finite values, as ``0.413 ± 0.021``, with ``NaN in 2``
     if some are not.
+
+    The deviation has the decimal places of the mean.
     """
     held = [value for value in values if value is not None]
     finite = [value for value in held if math.isfinite(value)]
     odd = f"NaN in {len(held) - len(finite)}" if len(finite) < len(held) else ""
     if not finite:
         return odd or fmt.NOTHING
-    spread = f" ± {fmt.number(float(np.std(finite, ddof=1)))}" if len(finite) > 1 else ""
-    return f"{fmt.number(float(np.mean(finite)))}{spread}" + (f", {odd}" if odd else "")
+    mean = float(np.mean(finite))
+    spread = f" ± {_to_places_of(mean, float(np.std(finite, ddof=1)))}" if len(finite) > 1 else ""
+    return f"{fmt.number(mean)}{spread}" + (f", {odd}" if odd else "")
+
+
+def _to_places_of(mean: float, spread: float) -> str:
+    """Return ``spread`` rounded to the last of the three digits in which ``mean`` is shown.
+
+    >>> _to_places_of(0.0312, 0.000936)
+    '0.0009'
+    """
+    last = math.floor(math.log10(abs(mean))) - 2 if mean else -3
+    return fmt.number(round(spread, -last)) if spread >= 10**last else fmt.number(spread, 1)

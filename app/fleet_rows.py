@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlencode
@@ -51,21 +52,23 @@ class FleetColumn:
 def _state(entry: RunEntry) -> table.Cell:
     health = entry.health
     at = f"@{health.since}" if health.word in (Word.COLLAPSED, Word.KILLED) and health.since is not None else ""
-    return table.word(health.word, health.word.value + at)
+    return table.mark(health.look.shape, health.look.colour, health.word.value + at)
 
 
 def _states(members: Sequence[RunEntry]) -> table.Cell:
     """Return the state of the most urgent member, and how many members share it."""
     worst: StatusWord = min((entry.health for entry in members), key=lambda health: health.order)
     count = sum(entry.health.word is worst.word for entry in members)
-    return table.word(worst.word, f"{count} {worst.word.value}" if count < len(members) else worst.word.value)
+    text = f"{count} {worst.word.value}" if count < len(members) else worst.word.value
+    return table.mark(worst.look.shape, worst.look.colour, text)
 
 
 def _why_of(members: Sequence[RunEntry]) -> table.Cell:
     needing = [entry for entry in members if entry.health.needs_you]
     if not needing:
         return table.text("", quiet=True)
-    return table.text(f"{len(needing)} of {len(members)} need you: {fmt.shorten(why(needing[0]), 120)}")
+    need = "needs" if len(needing) == 1 else "need"
+    return table.text(f"{len(needing)} of {len(members)} {need} attention: {fmt.shorten(why(needing[0]), 120)}")
 
 
 def _risk(entry: RunEntry, curves: Mapping[str, Spark]) -> table.Cell:
@@ -85,8 +88,9 @@ def _risk(entry: RunEntry, curves: Mapping[str, Spark]) -> table.Cell:
 
 def _number(name: str) -> FleetColumn:
     def of_run(entry: RunEntry, curves: Mapping[str, Spark], now: float) -> table.Cell:  # noqa: ARG001
-        way = curves[name].trend if name in curves else ""
-        return table.text(fmt.number(entry.vitals.values.get(name)), way)
+        value = entry.vitals.values.get(name)
+        way = curves[name].trend if name in curves and value is not None and math.isfinite(value) else ""
+        return table.text(fmt.number(value), way)
 
     def of_group(members: Sequence[RunEntry], now: float) -> table.Cell:  # noqa: ARG001
         return table.text(mean_words([entry.vitals.values.get(name) for entry in members]))

@@ -82,6 +82,7 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
   .st-key-board-strip ~ * { order: 4; }
   :has(.st-key-board-strip) ~ [data-testid] { order: 5; }
   [data-testid="stColumn"]:has(.st-key-drawer), [data-testid="stLayoutWrapper"]:has(> .st-key-culprits) { order: 3; }
+  [data-testid="stColumn"]:has(.st-key-drawer) { min-width: 100% !important; }
   .st-key-controls { gap: .5rem 1rem !important; }
 }
 [data-testid="stLayoutWrapper"]:has(> .st-key-verdict) { position: sticky; top: 3.75rem; z-index: 990;

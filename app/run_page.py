@@ -472,7 +472,7 @@ def _remove_note(note: StepNote) -> None:
 
 def _buttons(run: RunInfo, *, paused: bool) -> None:
     """Draw the buttons of commands to the run."""
-    may = layout.principal().may_command
+    reason = commands.impossible(run, layout.principal())
     st.menu_button(
         "Commands",
         commands.menu_kinds(paused=paused),
@@ -480,8 +480,8 @@ def _buttons(run: RunInfo, *, paused: bool) -> None:
         format_func=lambda kind: commands.FORMS[kind].menu,
         on_click=commands.open_chosen,
         args=(run.run_id, "more"),
-        disabled=run.state is not RunState.RUNNING or not may,
-        help=None if may else layout.LOOK_ONLY,
+        disabled=bool(reason),
+        help=reason or None,
         width="stretch",
     )
 

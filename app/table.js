@@ -28,7 +28,7 @@
 /** @typedef {{open: (id: string) => void, pick: (id: string, on: boolean) => void, sort: (id: string) => void, boxed: boolean, opened: Set<string>}} Context */
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 120, HEIGHT = 24, PAD = 2;
+const NOTHING = "-", WIDTH = 120, HEIGHT = 24, PAD = 2;
 
 /**
  * @template {keyof HTMLElementTagNameMap} T
@@ -192,7 +192,7 @@ function row(columns, data, context) {
   data.cells.forEach((cell, place) => {
     const td = el("td", columns[place].style);
     td.dataset.label = columns[place].label;
-    if (cell.kind === "text" && !cell.text) td.classList.add("blank");
+    if (cell.kind === "text" && (!cell.text || cell.text === NOTHING)) td.classList.add("blank");
     fill(td, cell, context);
     tr.append(td);
   });

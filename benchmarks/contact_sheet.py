@@ -22,20 +22,27 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WAIT_MS = 120_000
+WHOLE = "Math.min(4000, Math.max(innerHeight, document.querySelector('[data-testid=stMain]')?.scrollHeight ?? 0))"
+"""Script that returns the height of a whole page in pixels, so that a picture shows what one would scroll to."""
 HOSTILE = '<script>alert("name")</script> **bold** ' + "a very long name " * 9
 
 Act = Callable[[Any], None]
 
 
 def alive(where: Path) -> None:
-    """Let the trainer of the run in danger give a sign of life, or its commands would be refused after a while."""
+    """Let the trainer of each live run give a sign of life, and take back what another picture archived."""
+    from rlwatch.curation import edit_run
+    from rlwatch.records import RunState
     from rlwatch.store.url import open_store
 
     store = open_store(str(where))
-    if any(run.run_id == "danger" for run in store.runs()):
-        writer = store.amend_run("danger")
-        writer.heartbeat(time.time())
-        writer.close()
+    for run in store.runs():
+        if run.state is RunState.RUNNING:
+            writer = store.amend_run(run.run_id)
+            writer.heartbeat(time.time())
+            writer.close()
+        if run.curation.archived:
+            edit_run(store, run.run_id, by="ann", archived=False)
     store.close()
 
 
@@ -207,6 +214,8 @@ def pictures(address: str, store: Path, names: list[str], themes: list[str], wid
                     for width in sorted(widths, reverse=True):
                         page.set_viewport_size({"width": width, "height": 844 if width < 600 else 900})
                         page.wait_for_timeout(700)
+                        page.set_viewport_size({"width": width, "height": page.evaluate(WHOLE)})
+                        page.wait_for_timeout(700)
                         page.screenshot(path=out / f"{name}-{theme}-{width}.png")
                         room = page.evaluate("document.documentElement.scrollWidth")
                         if room > width:
@@ -229,7 +238,7 @@ def sheet(out: Path) -> None:
     )
     style = (
         "body{font:12px sans-serif;display:flex;flex-wrap:wrap;gap:12px}"
-        "figure{margin:0} img{height:300px;border:1px solid #999}"
+        "figure{margin:0} img{width:260px;border:1px solid #999}"
     )
     (out / "sheet.html").write_text(
         f"<!doctype html><meta charset=utf-8><title>rlwatch</title><style>{style}</style>{figures}"

@@ -79,6 +79,22 @@ def test_a_row_answers_who_how_and_why():
     assert row.opens == "bad"
 
 
+def test_a_run_that_ended_well_has_the_mark_of_its_own_page():
+    """A live one has another; both are healthy."""
+    runs = [run("over", state=RunState.FINISHED), run("live")]
+    marks = {entry.run.run_id: row_of(entry).cells[0] for entry in fleet.run_entries(every(*runs), NOW)}
+    assert {one: (cell["shape"], cell["text"]) for one, cell in marks.items()} == {
+        "over": ("✓", "healthy"), "live": ("●", "healthy")}  # fmt: skip
+
+
+def test_a_spread_has_the_places_of_its_mean():
+    """Six digits of a deviation are no six digits of knowledge."""
+    assert fleet.mean_words([0.0305, 0.0319]) == "0.0312 ± 0.001"
+    assert fleet.mean_words([100.0, 103.0]) == "102 ± 2"
+    assert fleet.mean_words([45_000.0, 45_400.0]) == "45.2k ± 300"
+    assert fleet.mean_words([1.0, 1.0 + 1e-9]) == "1 ± 7e-10"
+
+
 def test_a_healthy_run_remembers_its_last_alarm():
     """Quietly."""
     over = alert("r", state=AlertState.RESOLVED, resolved_step=25)
