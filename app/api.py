@@ -30,13 +30,14 @@ from rlwatch.ports import Series
 from rlwatch.records import AlertState, RunInfo, RunState
 from rlwatch.state import explained, headline_of, next_action
 
-from . import commands, news, queries, smoothing, table
+from . import commands, first_page, news, queries, smoothing, table
 from .charts import FARTHEST
 from .fleet import RunEntry, fleet, kl, matching, risk, run_entries, why
 from .fleet_rows import DELETED, ListView
 from .fleet_rows import listed as list_of
 from .health import judge, pause_of
 from .principal import NAME_HEADER, ROLE_HEADER, SESSION_END, Principal
+from .run_board import Address
 from .thinning import bucket_means, reduced
 
 Json = dict[str, Any]
@@ -193,6 +194,22 @@ def _rows_listed(request: Request) -> Json:
     begin = first or 0
     shown = lines[begin : begin + min(table.BLOCK if count is None else count, MOST_LISTED)]
     return {"total": len(lines), "rows": [table.row_json(row) for row in view.drawn(now).rows(shown)]}
+
+
+# /first/PAGE/THEME
+
+
+async def first(request: Request) -> Response:
+    """Answer a request with what a page shows first, by its name, its query and the browser's theme."""
+    return await _answer(_first, request)
+
+
+def _first(request: Request) -> Json:
+    shown = first_page.PAGES.get(request.path_params["page"])
+    if shown is None:
+        raise BadRequestError(f"there is no page {request.path_params['page'][:40]!r} with first data")
+    address = Address(request.query_params.multi_items())
+    return shown(address, principal_of(request), request.path_params["theme"])
 
 
 def run_json(entry: RunEntry) -> Json:

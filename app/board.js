@@ -654,21 +654,31 @@ function asking(component) {
   return (what) => component.setTriggerValue("ask", { ...what, nonce: Date.now() });
 }
 
+/** Boards of the page's first picture (first.js), which Streamlit's components take over. @type {Map<string, {root: Component["parentElement"], board: Board}>} */
+const FIRST = new Map();
+
 /** @param {Component} component */
 function draw(component) {
-  const { parentElement } = component;
+  const { parentElement, data, first } = component, part = `${data.key} ${data.pins ? "all" : "strip"}`;
   let board = BOARDS.get(parentElement);
   if (!board) {
-    const sheet = new CSSStyleSheet();
+    const sheet = new CSSStyleSheet(), held = first ? undefined : FIRST.get(part);
     sheet.replaceSync(STYLE);
     if (parentElement instanceof ShadowRoot) parentElement.adoptedStyleSheets = [sheet];
-    const host = el("div", "board");
-    parentElement.append(host);
-    board = new Board(host, component);
+    if (held) {
+      FIRST.delete(part);
+      BOARDS.delete(held.root);
+      parentElement.append(held.board.host);
+    }
+    board = held?.board ?? new Board(parentElement.appendChild(el("div", "board")), component);
     BOARDS.set(parentElement, board);
     ALL.add(board);
+    if (first) FIRST.set(part, { root: parentElement, board });
   }
   board.update(component);
+  if (first) return;
+  globalThis.rlwatchDrawn = true;
+  globalThis.rlwatchFirst?.(component.setTriggerValue);
 }
 
 /** @param {Component["parentElement"]} root */

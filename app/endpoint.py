@@ -29,9 +29,14 @@ ROUTES = {
 """Name of the function in :mod:`app.api` that handles each path."""
 
 
+FIRST = "/first"
+"""Path below which a page gets what it shows first (:mod:`app.first_page`): the page's own data, not described."""
+
+
 def routes(base_path: str = "") -> list[Route]:
     """Return all routes of the data endpoint and the scripts, below ``base_path``."""
     found = [Route(base_path + path, _answering(name), methods=["GET"]) for path, name in ROUTES.items()]
+    found.append(Route(f"{base_path}{FIRST}/{{page}}/{{theme}}", _answering("first"), methods=["GET"]))
     return [*found, Route(f"{base_path}/web/{{version}}/{{name}}", script, methods=["GET"])]
 
 
@@ -50,6 +55,7 @@ MODULES = (
     "chart.js",
     "controls.js",
     "curves.js",
+    "first.js",
     "keys.js",
     "lane.js",
     "live.js",
@@ -63,6 +69,7 @@ MODULES = (
     "rulers.js",
     "save.js",
     "study.js",
+    "table.js",
     "tip.js",
     "views.js",
 )
@@ -84,14 +91,16 @@ def module_address(name: str, base_path: str = "") -> str:
 def modules() -> dict[str, str]:
     """Return the text of every script of the pages by file name."""
     found = {name: (HERE / name).read_text(encoding="utf-8") for name in MODULES}
-    library, sheet, own = (
+    library, sheet, own, *others = (
         (HERE / name).read_text(encoding="utf-8")
-        for name in ("vendor/uPlot.iife.min.js", "vendor/uPlot.min.css", "board.css")
+        for name in ("vendor/uPlot.iife.min.js", "vendor/uPlot.min.css", "board.css", "table.css", "first.css")
     )
+    of_table, of_first = map(json.dumps, others)
     return {
         **found,
         "uplot.js": f"{library}\nexport default uPlot;\n",
-        "style.js": f"export default {json.dumps(sheet + own)};\n",
+        "style.js": f"export default {json.dumps(sheet + own)};\n"
+        f"export const TABLE = {of_table}, FIRST = {of_first};\n",
     }
 
 

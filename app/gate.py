@@ -582,6 +582,8 @@ def _page_headers(page: str) -> dict[str, str]:
     }
 
 
+HEAD = b"<link"
+"""First part of the head of Streamlit's page that loads something; what is more urgent goes before it."""
 ROOT = b'<div id="root"></div>'
 """Part of Streamlit's page that its script fills."""
 SKELETON = b"""<div id="root"><style>
@@ -629,7 +631,9 @@ def with_skeleton(scope: Scope, send: Send, base_path: str = "") -> Send:
             if message.get("more_body"):
                 return
             body = b"".join(part.get("body", b"") for part in held[1:])
-            body = body.replace(ROOT, SKELETON + preload.links(scope["path"], base_path).encode(), 1)
+            query = scope["query_string"].decode("latin-1")
+            links = preload.links(scope["path"], base_path, query).encode("latin-1", "replace")
+            body = body.replace(ROOT, SKELETON, 1).replace(HEAD, links + HEAD, 1)
             headers = MutableHeaders(scope=held[0])
             for name in ("etag", "last-modified", "accept-ranges"):
                 del headers[name]
@@ -675,6 +679,8 @@ def warm() -> None:
     with suppress(RLWatchError):
         import_module(".fleet", __package__).fleet()
     assets.warm()
+    for name in (".api", ".navigation"):  # the modules of the data endpoint, and of every page
+        import_module(name, __package__)
 
 
 def serve() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from streamlit.file_util import get_static_dir
 
-from .endpoint import module_address, modules
+from .endpoint import FIRST, module_address, modules
 
 ELEMENTS = ("Html", "TextInput", "Checkbox", "BidiComponent")
 """Scripts of Streamlit for the elements of every page."""
@@ -21,18 +21,37 @@ OF_CHARTS = ("Slider", "Button", "DownloadButton")
 """Those for the elements of a page with charts."""
 CHARTED = frozenset({"run", "compare", "forecasts", "tokens"})
 """Pages with charts."""
+OF_LISTS = ("first.js", "nodes.js", "style.js", "table.js", "keys.js")
+"""Scripts of the pages without charts."""
+FIRST_DATA = frozenset({"run", "runs"})
+"""Pages with data for a first picture (:mod:`app.first_page`)."""
 IMPORTED = re.compile(r"""(?:from|import)\s*["']\./([\w.-]+\.js)["']""")
 
 
-def links(path: str, base_path: str = "") -> str:
-    """Return ``link`` elements for the scripts of the page at a URL path, as HTML.
+def links(path: str, base_path: str = "", query: str = "") -> str:
+    """Return HTML that begins to load what the page at a URL path needs, most urgent first: the data of its first
+    picture, the script that draws it, and other scripts.
 
-    ``base_path``: URL path of the dashboard.
+    ``base_path``: URL path of the dashboard. ``query``: of the page's address.
     """
-    charted = path.removeprefix(base_path).strip("/") in CHARTED
-    addresses = [f"./static/js/{name}" for name in _chunks(ELEMENTS + OF_CHARTS * charted)]
-    addresses += [module_address(name, base_path) for name in (modules() if charted else ("keys.js",))]
-    return "".join(f'<link rel="modulepreload" crossorigin href="{escape(one)}">' for one in addresses)
+    page = path.removeprefix(base_path).strip("/") or "runs"
+    charted = page in CHARTED
+    early = "" if page not in FIRST_DATA else _early(f"{base_path}{FIRST}/{page}", query, base_path)
+    of_page = modules() if charted else OF_LISTS
+    addresses = [module_address(name, base_path) for name in of_page]
+    addresses += [f"./static/js/{name}" for name in _chunks(ELEMENTS + OF_CHARTS * charted)]
+    return early + "".join(f'<link rel="modulepreload" crossorigin href="{escape(one)}">' for one in addresses)
+
+
+def _early(data: str, query: str, base_path: str) -> str:
+    found = [
+        f'<link rel="preload" as="fetch" crossorigin data-rl-first href="{escape(f"{data}/{theme}?{query}")}" '
+        f'media="(prefers-color-scheme: {theme})">'
+        for theme in ("light", "dark")
+    ]
+    return "".join(
+        [*found, f'<script type="module" async src="{escape(module_address("first.js", base_path))}"></script>']
+    )
 
 
 @cache

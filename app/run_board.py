@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
@@ -18,8 +18,9 @@ from rlwatch.records import Finding, RunInfo, RunState
 from . import board, charts, health, layout, pinned, queries, run_charts, run_forecast, run_history, smoothing
 from . import format as fmt
 from .board import AT, Board, lines_of
+from .charts import Ink
 from .layout import GoToTokens
-from .marks import ChartMark, marks_of_run
+from .marks import marks_of_run
 from .overlays import AS_USUAL, Scales
 from .page_script import base_path
 from .queries import Outline
@@ -51,6 +52,28 @@ PIN, MORE = "pin", "open"
 AXES = ("step", "time", "tokens")
 
 
+class Address(Mapping[str, str]):
+    """Query of a page's address, of which a name may have several values: that of Streamlit has these methods, too."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self._all: dict[str, list[str]] = {}
+        for name, value in pairs:
+            self._all.setdefault(name, []).append(value)
+
+    def __getitem__(self, name: str) -> str:
+        return self._all[name][-1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get_all(self, name: str) -> list[str]:
+        """Return all values of a name."""
+        return self._all.get(name, [])
+
+
 @dataclass(frozen=True, slots=True)
 class BoardOptions:
     """The user's choices for the charts of a run, made with the controls above them."""
@@ -63,22 +86,24 @@ class BoardOptions:
     at: int | None = None
 
     @classmethod
-    def of_address(cls, project: str) -> BoardOptions:
+    def of_address(cls, project: str, address: Address) -> BoardOptions:
         """Read the choices from the page's address and the controls, for a run of ``project``."""
-        address = st.query_params
         asked = address.get("axis", "step")
         return cls(
             axis=asked if asked in AXES else "step",
             scales=Scales.of_address(address),
-            pins=chosen_pins(project),
+            pins=chosen_pins(project, address),
             opened=frozenset(address.get_all(MORE)),
             at=board.at_step(address),
         )
 
 
-def chosen_pins(project: str) -> tuple[str, ...]:
-    """Return the pinned charts in the page's address, which may be an empty list, else those of the project."""
-    given = st.query_params.get_all(PIN)
+def chosen_pins(project: str, address: Address | None = None) -> tuple[str, ...]:
+    """Return the pinned charts in the page's ``address``, which may be an empty list, else those of the project.
+
+    ``address``: by default that of the page that is drawn.
+    """
+    given = (st.query_params if address is None else address).get_all(PIN)
     return tuple(dict.fromkeys(filter(None, given))) if given else pinned.pins_of(project)
 
 
@@ -190,13 +215,15 @@ def _set_all(address: Any, name: str, values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A run, and the choices for drawing its charts."""
+    """A run, and the choices for drawing its charts. ``live``: the browser fetches new rows."""
 
     run: RunInfo
     look: BoardOptions
     outline: Outline
     window: tuple[int, int]
     findings: Sequence[Finding]
+    ink: Ink
+    live: bool
     last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def chart(self, panel: MetricChart, lines: Branches, family: str, rows: Series | None = None) -> board.BoardChart:
@@ -210,7 +237,7 @@ class Drawing:
         return board.BoardChart(
             name=panel.name,
             title=panel.title,
-            lines=lines_of(lines, layout.ink(), self.smooth(panel.name, rows)),
+            lines=lines_of(lines, self.ink, self.smooth(panel.name, rows)),
             range=ends,
             sub=panel.subtitle(self.run.source),
             about=panel.about,
@@ -312,7 +339,7 @@ def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[Metr
     suspects = {finding.metric for finding in drawing.findings}
     families = [_family(look, one) for one in sections(panels, queries.extents(run), run.source, suspects)]
     drawn = _drawn(drawing, families)
-    forecast = run_forecast.forecast_section(run, drawing.window, layout.ink())
+    forecast = run_forecast.forecast_section(run, drawing.window, drawing.ink)
     layers = run_charts.layer_section(run, drawing.window)
     return list(filter(None, [*arranged, forecast, *drawn, layers]))
 
@@ -431,61 +458,93 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         go_to_tokens(run_id, step)
     with layout.readable("This run"), queries.store().at_once(run_id):
         run = queries.run(run_id)
-        events = queries.events(run_id)
-        names = queries.metric_names(run)
-        if not names:
+        address = Address([(name, value) for name in st.query_params for value in st.query_params.get_all(name)])
+        drawing = drawing_of(run, address, layout.ink(), live=live())
+        if not queries.metric_names(run):
             st.caption("No metrics logged yet.")
-        look = BoardOptions.of_address(run.project)
-        drawing = _drawing(run, look)
-        place = smoothing.place_of(run, look.axis)
-        if place is None:
-            st.caption(f"This run did not log {look.axis}; showing steps.")
-        marked = marks_of_run(
-            queries.alerts(run_id), drawing.findings, events, drawing.outline.starts, queries.notes(run_id)
-        )
-        if names:
-            _boards(drawing, place or _by_step(run), names, marked)
+        if smoothing.place_of(run, drawing.look.axis) is None:
+            st.caption(f"This run did not log {drawing.look.axis}; showing steps.")
+        if queries.metric_names(run):
+            _boards(drawing)
         st.session_state[CHARTS_SHOW] = _drawn_of(run)
 
 
-def _drawing(run: RunInfo, look: BoardOptions) -> Drawing:
+def drawing_of(run: RunInfo, address: Address, ink: Ink, *, live: bool) -> Drawing:
+    """Return a run with the choices in its page's ``address``; ``live``: new rows are followed if it is not over."""
     outline = queries.outline(run)
-    window = charts.read_window(st.query_params, outline.first, outline.last)
-    shown = (window.low, window.high)
-    return Drawing(run, look, outline, shown, queries.findings(run.run_id), queries.last_values(run.run_id))
+    window = charts.read_window(address, outline.first, outline.last)
+    return Drawing(
+        run,
+        BoardOptions.of_address(run.project, address),
+        outline,
+        (window.low, window.high),
+        queries.findings(run.run_id),
+        ink,
+        live and run.state is RunState.RUNNING,
+        queries.last_values(run.run_id),
+    )
 
 
-def _boards(drawing: Drawing, place: board.StepAxis, names: Sequence[str], marked: Sequence[ChartMark]) -> None:
-    run, look = drawing.run, drawing.look
-    panels = all_panels(names, run.source)
-    risk = [MetricChart(name) for name in names if name == f"{FORECAST}risk" and name not in _by_name(panels)]
+def _boards(drawing: Drawing) -> None:
+    run_id = drawing.run.run_id
     asked = st.session_state.get(ASKED)
-    common: dict[str, Any] = {
-        "key": run.run_id,
-        "window": drawing.window,
-        "whole": (drawing.outline.first, drawing.outline.last),
-        "ink": layout.ink(),
-        "place": place,
-        "marks": marked,
-        "at": look.at,
-        "asked": asked[1] if asked and asked[0] == run.run_id else None,
-        "looks": {
+    bare, axis = bare_board(drawing), drawing.look.axis
+
+    def ask(what: Mapping[str, Any]) -> None:
+        on_ask(what, run_id, axis)
+
+    bare.asked = asked[1] if asked and asked[0] == run_id else None
+    board.show(strip_board(drawing, bare), STRIP_KEY, ask)
+    drawing = replace(drawing, look=replace(drawing.look, wanted=find()))
+    board.show(all_board(drawing, bare), ALL_KEY, ask)
+
+
+STRIP_KEY, ALL_KEY = "board-strip", "board-all"
+"""Widget keys of the charts at the top, and of those below."""
+
+
+def strip_board(drawing: Drawing, bare: Board) -> Board:
+    """Return ``bare`` with the charts at the top of the page of a run that has metrics."""
+    names = queries.metric_names(drawing.run)
+    panels = all_panels(names, drawing.run.source)
+    risk = [MetricChart(name) for name in names if name == f"{FORECAST}risk" and name not in _by_name(panels)]
+    return replace(bare, strip=strip(drawing, [*panels, *risk]))
+
+
+def all_board(drawing: Drawing, bare: Board) -> Board:
+    """Return ``bare`` with the charts of all metrics of a run, or of those that match the search."""
+    names = queries.metric_names(drawing.run)
+    shown = shown_sections(drawing, names, all_panels(names, drawing.run.source))
+    return replace(bare, sections=shown, pins=drawing.look.pins)
+
+
+def bare_board(drawing: Drawing) -> Board:
+    """Return the board of a run without charts: its axis, marks, range and choices."""
+    run, look = drawing.run, drawing.look
+    place = smoothing.place_of(run, look.axis) or _by_step(run)
+    return Board(
+        key=run.run_id,
+        window=drawing.window,
+        whole=(drawing.outline.first, drawing.outline.last),
+        ink=drawing.ink,
+        place=place,
+        marks=marks_of_run(
+            queries.alerts(run.run_id),
+            drawing.findings,
+            queries.events(run.run_id),
+            drawing.outline.starts,
+            queries.notes(run.run_id),
+        ),
+        at=look.at,
+        looks={
             "run": run.run_id,
             "axis": place.kind,
             "smooth": look.scales.smooth,
             "clip": look.scales.clip,
             "smooths": smoothing.SMOOTHS,
-            "live": run.state is RunState.RUNNING and live(),
+            "live": drawing.live,
             "attempt": run.attempt,
             "after": str(queries.store().judged(run.run_id)[1]),
             "api": f"{base_path()}/api/runs/{quote(run.run_id, safe='')}",
         },
-    }
-
-    def ask(what: Mapping[str, Any]) -> None:
-        on_ask(what, run.run_id, look.axis)
-
-    board.show(Board(**common, strip=strip(drawing, [*panels, *risk])), "board-strip", ask)
-    drawing = replace(drawing, look=replace(look, wanted=find()))
-    below = Board(**common, sections=shown_sections(drawing, names, panels), pins=look.pins)
-    board.show(below, "board-all", ask)
+    )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import streamlit as st
 
@@ -30,7 +30,7 @@ from .fleet import (
     fleet,
     group_names,
 )
-from .fleet_rows import ARCHIVED, COLUMNS, DEFAULT_COLUMNS, DEFAULT_CURVES, DELETED, NORMAL, ListView
+from .fleet_rows import ARCHIVED, COLUMNS, DEFAULT_COLUMNS, DEFAULT_CURVES, DELETED, NORMAL, FleetRow, ListView
 from .health import Word
 from .layout import GoToCompare, GoToRun
 from .markup import el
@@ -153,19 +153,24 @@ def _runs_list(
         for line in lines
         if line.name is not None
     }
-    shown = view.drawn(now)
-    opened = table.show(
-        "runs",
-        shown.heads(),
-        shown.rows(lines[: table.BLOCK]),
-        on_open=_unfold,
-        on_pick=_pick,
-        on_sort=_sort,
-        total=len(lines),
-        more=f"{base_path()}/api/list?{view.query()}",
-    )
+    opened = table.show("runs", on_open=_unfold, on_pick=_pick, on_sort=_sort, **first_rows(view, lines, now))
     if opened is not None and not opened.startswith(fleet_rows.GROUP):
         go_to_run(opened)
+
+
+class FirstRows(TypedDict):
+    """The first rows of the list as arguments of :func:`table.show`."""
+
+    columns: Sequence[table.TableColumn]
+    rows: Sequence[table.TableRow]
+    total: int
+    more: str
+
+
+def first_rows(view: ListView, lines: Sequence[FleetRow], now: float) -> FirstRows:
+    """Return the first block of the lines of the list at the time ``now``, and where the browser gets the others."""
+    shown, more = view.drawn(now), f"{base_path()}/api/list?{view.query()}"
+    return {"columns": shown.heads(), "rows": shown.rows(lines[: table.BLOCK]), "total": len(lines), "more": more}
 
 
 # Choices in the address and the widgets.

@@ -163,6 +163,7 @@
 
 /**
  * @typedef {object} Component  of Streamlit
+ * @property {boolean} [first]  of the page's first picture (first.js)
  * @property {HTMLElement | ShadowRoot} parentElement
  * @property {BoardData} data
  * @property {(name: string, value: unknown) => void} setTriggerValue

@@ -390,7 +390,9 @@ function at(host, { id, head, within }) {
   return within < 0 ? tr : /** @type {HTMLElement | undefined} */ (tr?.querySelectorAll(REACHED)[within]);
 }
 
-/** @param {{data: Table, parentElement: HTMLElement, setTriggerValue: (name: string, value: unknown) => void}} component */
+/** @typedef {{data: Table, parentElement: HTMLElement | ShadowRoot, setTriggerValue: (name: string, value: unknown) => void, first?: boolean}} Component  first: of the page's first picture (first.js) */
+
+/** @param {Component} component */
 export default function (component) {
   const { data, parentElement, setTriggerValue } = component;
   let host = /** @type {HTMLElement | null} */ (parentElement.querySelector(".rlwatch-table"));
@@ -429,4 +431,7 @@ export default function (component) {
   blocks.append(table, data, context);
   host.replaceChildren(table, ...(rest.length ? [more(rest, context)] : []));
   if (focused) at(host, focused)?.focus({ preventScroll: true });
+  if (component.first || data.name !== "runs") return;
+  globalThis.rlwatchDrawn = true;
+  globalThis.rlwatchFirst?.(setTriggerValue);
 }

@@ -176,15 +176,7 @@ def show(
     more
         Address to fetch further rows from as they scroll into view.
     """
-    data = {
-        "name": key,
-        "few": few,
-        "total": max(total, len(rows)),
-        "more": more,
-        "block": BLOCK,
-        "columns": [asdict(column) for column in columns],
-        "rows": [row_json(row) for row in rows],
-    }
+    data = table_json(key, columns, rows, few=few, total=total, more=more)
     result = _component()(
         key=key,
         data=data,
@@ -194,6 +186,21 @@ def show(
     )
     opened = getattr(result, "open", None)
     return str(opened) if opened else None
+
+
+def table_json(
+    key: str, columns: Sequence[TableColumn], rows: Sequence[TableRow], *, few: int = 0, total: int = 0, more: str = ""
+) -> dict[str, Any]:
+    """Return a table as the JSON that ``table.js`` draws; the arguments are those of :func:`show`."""
+    return {
+        "name": key,
+        "few": few,
+        "total": max(total, len(rows)),
+        "more": more,
+        "block": BLOCK,
+        "columns": [asdict(column) for column in columns],
+        "rows": [row_json(row) for row in rows],
+    }
 
 
 def row_json(row: TableRow) -> Cell:

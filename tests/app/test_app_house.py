@@ -101,12 +101,12 @@ def test_nothing_turns_streamlits_guards_off():
 
 
 SCRIPTS = [
-    "arrange.js", "board.js", "chart.js", "controls.js", "curves.js", "keys.js", "lane.js", "live.js", "look.js", "means.js",
+    "arrange.js", "board.js", "chart.js", "controls.js", "curves.js", "first.js", "keys.js", "lane.js", "live.js", "look.js", "means.js",
     "menu.js", "nodes.js", "numbers.js", "overlay.js", "page.js", "response.js", "rulers.js", "save.js", "shapes.js", "study.js",
     "table.js", "tip.js", "views.js",
 ]  # fmt: skip
 DRAWS_NOTHING = {
-    "arrange.js", "chart.js", "curves.js", "lane.js", "live.js", "look.js", "means.js", "menu.js", "numbers.js", "overlay.js",
+    "arrange.js", "chart.js", "curves.js", "first.js", "lane.js", "live.js", "look.js", "means.js", "menu.js", "numbers.js", "overlay.js",
     "page.js", "rulers.js", "shapes.js", "tip.js", "views.js",
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from contextlib import contextmanager
@@ -186,6 +187,26 @@ def page(browser, request):
     pictures = ROOT / "screenshots"
     pictures.mkdir(exist_ok=True)
     page.screenshot(path=pictures / f"{request.node.name}.png", full_page=True)
+    context.close()
+    assert [error for error in errors if not error.startswith(HARMLESS)] == []
+
+
+@pytest.fixture
+def early(browser, shared_app):
+    """A page whose copy of Streamlit's script is held back until it is let go, and what went wrong in it."""
+    context = browser.new_context(viewport={"width": 1500, "height": 1000})
+    context.set_default_timeout(PATIENCE_MS)
+    log_in(context, shared_app)
+    page, held, errors = context.new_page(), [], []
+    page.on("pageerror", lambda error: errors.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+
+    def hold(route):
+        held.append(route)
+
+    page.route(re.compile(r"/static/js/index\.[\w-]+\.js"), hold)
+    yield page, lambda: [route.continue_() for route in held]
     context.close()
     assert [error for error in errors if not error.startswith(HARMLESS)] == []
 
