@@ -9,7 +9,7 @@ import { interpolated } from "./curves.js";
 import { drawLane } from "./lane.js";
 import { appended, follow } from "./live.js";
 import { listen, now, tell } from "./look.js";
-import { enough, grow, meansOf } from "./means.js";
+import { enough, grow, meansOf, meansWithin } from "./means.js";
 import { openMenu } from "./menu.js";
 import { button, el, within } from "./nodes.js";
 import { askRulers, askRulersAgain, RULER_MS, rulersOf } from "./rulers.js";
@@ -196,6 +196,9 @@ export class Board {
     this.data = given.looks ? looked(given, given.looks, now(), (wanted) => this.exact(wanted)) : given;
   }
 
+  /** Whether the lines hold every row in their range, so that means are made here. */
+  hasAll() { return Boolean(this.given.looks?.whole) && this.given.axis === "step" && now().axis === "step"; }
+
   /**
    * Return lines that the server made from every row, smoothed ones or the means of stretches; undefined until it answers.
    * @param {Look} look
@@ -203,6 +206,11 @@ export class Board {
   exact({ smooth, clip }) {
     const { looks, window, axis } = this.given, api = looks?.api, mean = smooth === "off";
     if (!api) return undefined;
+    if (mean && this.hasAll()) {
+      const origin = BigInt(this.given.origin ?? "0"), panels = everyPanel(this.given).filter(thinned);
+      const made = panels.map((panel) => /** @type {const} */ ([panel.name, meansWithin(unpacked(panel).lines[0], this.view(), origin, MEANS)]));
+      return new Map(made.filter(([, means]) => enough(means)));
+    }
     const names = [...new Set(everyPanel(this.given).filter(thinned).map(({ name }) => name))].sort();
     const how = mean ? "mean" : `${smooth} ${clip}`, key = JSON.stringify([how, mean ? this.drawn : window[0], names]);
     if (!names.length || this.exactly?.key === key) return this.exactly?.curves;
@@ -336,6 +344,7 @@ export class Board {
     this.wanted = range;
     this.since = Date.now();
     this.host.dataset.view = JSON.stringify(this.view());
+    if (this.hasAll()) this.relook(); // each range has means of its own
     for (const { chart } of this.charts.values()) {
       if (!chart.plot) continue;
       chart.rescale();

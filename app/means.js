@@ -34,6 +34,41 @@ export function meansOf(reply, origin) {
   }));
 }
 
+/**
+ * Return the means of a line that holds every row, over about ``count`` ranges of the steps in sight.
+ * @param {Line} line
+ * @param {[number, number]} view
+ * @param {bigint} origin
+ * @param {number} count
+ * @returns {Means}
+ */
+export function meansWithin({ x, y }, [low, high], origin, count) {
+  const width = Math.max(1, Math.ceil((high - low + 1) / count)), base = -Number(origin % BigInt(width));
+  /** @type {Means} */
+  const means = { x: [], y: [], counts: [], width, base, through: low };
+  for (let i = 0; i < x.length; i += 1) if (x[i] >= low && x[i] < high + 1) add(means, x[i], y[i]);
+  return means;
+}
+
+/**
+ * @param {Means} means
+ * @param {number} at
+ * @param {number | null} value
+ */
+function add(means, at, value) {
+  if (value === null) return;
+  const { width, base } = means, x = Math.floor((at - base) / width) * width + base + (width - 1) / 2, last = means.x.length - 1;
+  if (last < 0 || means.x[last] < x) {
+    means.x.push(x);
+    means.y.push(value);
+    means.counts.push(1);
+  } else {
+    means.counts[last] += 1;
+    means.y[last] = (means.y[last] ?? 0) + (value - (means.y[last] ?? 0)) / means.counts[last];
+  }
+  means.through = Math.floor(at);
+}
+
 const ENOUGH = 4;
 
 /**
@@ -53,18 +88,5 @@ export function enough({ counts }) {
 export function grow(means, line) {
   let first = line.x.length;
   while (first > 0 && Math.floor(line.x[first - 1]) > means.through) first -= 1;
-  for (let i = first; i < line.x.length; i += 1) {
-    const value = line.y[i];
-    if (value === null) continue;
-    const start = Math.floor((line.x[i] - means.base) / means.width) * means.width + means.base, x = start + (means.width - 1) / 2, last = means.x.length - 1;
-    if (last < 0 || means.x[last] < x) {
-      means.x.push(x);
-      means.y.push(value);
-      means.counts.push(1);
-    } else {
-      means.counts[last] += 1;
-      means.y[last] = (means.y[last] ?? 0) + (value - (means.y[last] ?? 0)) / means.counts[last];
-    }
-    means.through = Math.floor(line.x[i]);
-  }
+  for (let i = first; i < line.x.length; i += 1) add(means, line.x[i], line.y[i]);
 }

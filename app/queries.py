@@ -204,6 +204,8 @@ def _diagnosed(url: str, version: Version) -> Diagnosis:  # noqa: ARG001  (url a
 
 # A run's series, thinned for the screen.
 
+WHOLE = 2000
+"""Most steps of which a chart has every row, so that a zoom needs none of the server's."""
 BUCKETS = 240
 """Buckets of a chart. With two points each they give about one point per pixel of a third of the page's width."""
 
@@ -319,9 +321,14 @@ def traces(run: RunInfo, window: tuple[int, int], names: Sequence[str]) -> dict[
 
 @st.cache_data(show_spinner=False, max_entries=50)
 def _traces(url: str, version: Version, names: tuple[str, ...], window: tuple[int, int]) -> dict[str, Branches]:
-    starts = dict(_outline(url, version).starts)
-    seen = store().series(version[0], names, steps=window, points=BUCKETS)
-    return {name: branches(one, starts, window, BUCKETS) for name, one in seen.items()}
+    starts, buckets = dict(_outline(url, version).starts), WHOLE // 2 if is_whole(window) else BUCKETS
+    seen = store().series(version[0], names, steps=window, points=buckets)
+    return {name: branches(one, starts, window, buckets) for name, one in seen.items()}
+
+
+def is_whole(window: tuple[int, int]) -> bool:
+    """Return True if charts of the steps of ``window`` have every row, not two of each bucket."""
+    return window[1] - window[0] < WHOLE
 
 
 def whole(run: RunInfo, names: Sequence[str]) -> Mapping[str, Series]:

@@ -543,6 +543,7 @@ def bare_board(drawing: Drawing) -> Board:
             "clip": look.scales.clip,
             "smooths": smoothing.SMOOTHS,
             "live": drawing.live,
+            "whole": queries.is_whole(drawing.window),
             "attempt": run.attempt,
             "after": str(queries.store().judged(run.run_id)[1]),
             "api": f"{base_path()}/api/runs/{quote(run.run_id, safe='')}",

@@ -126,6 +126,7 @@
  * @property {number} [attempt]
  * @property {string} [after]
  * @property {string} [api]
+ * @property {boolean} [whole]  the lines hold every row in the range
  */
 
 /**

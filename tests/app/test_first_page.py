@@ -14,7 +14,7 @@ from rlwatch.records import RunState
 def test_the_first_list_is_the_list_of_the_page(store_dir):
     """Rows, boxes, columns and curves, and where the others are; of another role, too."""
     for i in range(3):
-        write_run(store_dir, f"run-{i}", name=f"seed{i}", steps=5, state=RunState.FINISHED)
+        write_run(store_dir, f"run-{i}", name=f"seed{i}", steps=5, age_s=9e4, state=RunState.FINISHED)
     first = client().get("/first/runs/light").json()
 
     assert first["table"] == tables(runs_page())["runs"]
