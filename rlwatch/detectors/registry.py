@@ -6,14 +6,15 @@ An entry in the catalogue is enough for a detector to be run and tested.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from rlwatch.catalogue import detector_class, kinds
 from rlwatch.detectors.base import BaseDetector
 from rlwatch.detectors.context import RunContext
 from rlwatch.error_boundary import call_or, described
-from rlwatch.plugins import usable
+from rlwatch.errors import ConfigError
+from rlwatch.plugins import DOORS, usable
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding
 
@@ -46,6 +47,28 @@ def default_detectors() -> list[Detector]:
         if isinstance(detector, BaseDetector):
             detector.share(common)
     return [*detectors, *(cast("Detector", GuardedDetector(detector)) for detector in of_plugins())]
+
+
+def made_by(make: Callable[[], Sequence[Detector]]) -> list[Detector]:
+    """Return the new detectors that a caller's function ``make`` makes.
+
+    Raises ``ConfigError`` if ``make`` is no function, or returns something other than detectors.
+    """
+    if not callable(make):
+        raise ConfigError(
+            f"detectors must be a function that returns new detectors, such as `lambda: [MyDetector()]`, got {make!r}"
+        )
+    made = make()
+    if not isinstance(made, Iterable):
+        raise ConfigError(f"the function for detectors must return a list of them, got {made!r}")
+    detectors = list(made)
+    for detector in detectors:
+        lacking = [name for name in ("name", *DOORS[DOOR].needs) if not hasattr(detector, name)]
+        if lacking:
+            raise ConfigError(
+                f"a detector must have {', '.join(lacking)} (see rlwatch.ports.Detector), got {detector!r}"
+            )
+    return detectors
 
 
 class GuardedDetector:

@@ -264,6 +264,13 @@ class HorizonModels:
 
     def __init__(self, heads: Sequence[Head]) -> None:
         self._heads = tuple(heads)
+        self._prepared = False
+
+    def _prepare(self) -> None:
+        """Lay the trees out in arrays, on first use: most runs get no probabilities and never need them."""
+        if self._prepared:
+            return
+        heads = self._heads
         trees = [tree for head in heads for tree in head.trees]
         self._ends = np.cumsum([0, *(len(head.trees) for head in heads)]).tolist()
         paths = [tree.paths() for tree in trees]
@@ -304,9 +311,11 @@ class HorizonModels:
         self._line_feature = np.array([f for line in lines for f in line.feature], dtype=np.int64)
         self._spread = np.array([spread for line in lines for spread in line.spread])
         self._weight = np.array([weight for line in lines for weight in line.weight])
+        self._prepared = True
 
     def logits(self, x: Floats) -> Floats:
         """Return the calibrated log-odds of each head at each row of ``x`` (rows, features), as (rows, heads)."""
+        self._prepare()
         found = np.empty((len(x), len(self._heads)))
         for first in range(0, len(x), AT_ONCE):
             found[first : first + AT_ONCE] = self._block(x[first : first + AT_ONCE])
@@ -318,6 +327,7 @@ class HorizonModels:
         Along each path, the change of value is attributed to the tested feature. The values sum exactly to the logit
         less the values at the roots (Saabas, 2014).
         """
+        self._prepare()
         leaves, terms = self._leaves(row)[0], self._terms(row)[0]
         for i, head in enumerate(self._heads):
             line, trees = slice(*self._line_ends[i : i + 2]), np.arange(*self._ends[i : i + 2])

@@ -19,7 +19,7 @@ from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.control.commands import ROLLBACK
 from rlwatch.control.policy import NamedSetting, RunHealth
 from rlwatch.detectors.base import DetectorSet, NotRun
-from rlwatch.detectors.registry import default_detectors, of_plugins
+from rlwatch.detectors.registry import default_detectors, made_by, of_plugins
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST
@@ -89,7 +89,7 @@ class Monitor:
         self.source = source
         self.forecast_failures = 0
         """Number of forecasters that raised and were not called again."""
-        self._make = detectors or default_detectors
+        self._make = default_detectors if detectors is None else detectors
         self._make_forecaster = forecaster or forecaster_for(wanted=True)
         self.rules = tuple(default_rules() if rules is None else rules)
         self._history = history
@@ -104,7 +104,7 @@ class Monitor:
     def _reset(self) -> None:
         forecasting = Forecasting(self._make_forecaster, self._forecast_failed)
         alerts = AlertEngine(self.run_id, self.rules)
-        self._judge = StepJudge(DetectorSet(self._make()), forecasting, alerts, explains=self._explains)
+        self._judge = StepJudge(DetectorSet(made_by(self._make)), forecasting, alerts, explains=self._explains)
         self._gathering = Gathering(self._gathering.late)
         self._undone: Undone | None = None
 

@@ -323,7 +323,8 @@ class Assembly:
     Raises
     ------
     ConfigError
-        For a ``queue_size`` under 1, and for an unknown role in ``[map]``.
+        For a ``queue_size`` under 1, for ``detectors`` that is no function or makes no detectors, and for an unknown
+        role in ``[map]``. Errors of ``detectors`` pass.
     """
 
     store: Store
@@ -337,13 +338,14 @@ class Assembly:
     def __post_init__(self) -> None:
         if self.queue_size < 1:
             raise ConfigError(f"queue_size must be >= 1, got {self.queue_size!r}")
+        if self.detectors is not None:  # their errors are raised now; the judge makes its own detectors
+            from rlwatch.detectors.registry import made_by
+
+            made_by(self.detectors)
         self._renaming()
 
     def run(self, run_writer: RunWriter, into: Run | None = None) -> Run:
-        """Begin and return the run that ``run_writer`` writes; ``into``: a run object that waited for it.
-
-        Raises the errors of ``detectors``, before anything is started.
-        """
+        """Begin and return the run that ``run_writer`` writes; ``into``: a run object that waited for it."""
         info = run_writer.run
         intake = Intake(BoundedQueue(self.queue_size), run_writer.journal, self.counters)
         news = self.store.news("commands", info.run_id)
@@ -362,8 +364,6 @@ class Assembly:
             last_seq=run_writer.last_seq,
             other_metrics=run.machine_found,
         )
-        if self.detectors is not None:
-            self.detectors()  # raises their errors now; the judge makes its own
         note_end = self._noting(run_writer)
         ending = self._ending(run_writer)
         run.attach(RunEngine(intake, writer, mailbox, ending, delivery, note_end=note_end, renamed=self._renaming()))
