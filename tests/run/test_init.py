@@ -450,9 +450,16 @@ def a_file(tmp_path):
         (lambda _: {"detectors": no_detectors}, "the detector's threshold must be > 0, got -1"),
         (lambda _: {"queue_size": 0}, "queue_size must be >= 1, got 0"),
         (lambda _: {"queue_size": -5}, "queue_size must be >= 1, got -5"),
-        (lambda _: {"detectors": []}, "detectors must be a function that returns new detectors, .* got \\[\\]"),
+        (
+            lambda _: {"detectors": []},
+            "detectors must be a function that returns new detectors, such as `lambda: [MyDetector()]`, got []",
+        ),
         (lambda _: {"detectors": lambda: 3}, "the function for detectors must return a list of them, got 3"),
-        (lambda _: {"detectors": lambda: [3]}, "a detector must have name, family, kinds, .*, got 3"),
+        (
+            lambda _: {"detectors": lambda: [3]},
+            "a detector must have name, family, kinds, requires, update, arrival, notice (see rlwatch.ports.Detector), "
+            "got 3",
+        ),
         (lambda _: {"forecast": "no"}, "forecast must be True, False or None, got 'no'"),
         (
             lambda tmp_path: {"output_dir": a_file(tmp_path)},
