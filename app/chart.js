@@ -6,7 +6,14 @@ import { digits, label, nearest, number } from "./numbers.js";
 import { REACH_PX } from "./tip.js";
 import { unpacked } from "./views.js";
 
-const AXIS_PX = 52;
+const AXIS_PX = 52, LETTER_PX = 6.2;
+
+/**
+ * Return the width of an axis of values in pixels: the usual one, or more for long labels. The library passes none at first.
+ * @param {uPlot} u
+ * @param {string[] | null} labels
+ */
+const wide = (u, labels) => Math.max(AXIS_PX, Math.ceil(12 + LETTER_PX * Math.max(0, ...(labels ?? []).map((label) => label?.length ?? 0))));
 
 /** @typedef {import("./board.js").Board} Board */
 /** @typedef {import("./shapes.js").Line} Line */
@@ -179,8 +186,8 @@ export class Chart {
       },
       axes: [
         { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks, i, space, step) => labels(ticks, step).map((tick) => (board.data.origin === "0" ? "" : "+") + tick), space: 70 },
-        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => labels(ticks, step), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)), ...(panel.right && { stroke: panel.lines[0].colour }) },
-        ...(panel.right ? [/** @type {uPlot.Axis} */ ({ ...axis, scale: "right", side: 1, stroke: panel.right.colour, size: AXIS_PX, space: 30, grid: { show: false }, values: (u, ticks, i, space, step) => labels(ticks, step) })] : []),
+        { ...axis, size: this.bare ? AXIS_PX : wide, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => labels(ticks, step), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)), ...(panel.right && { stroke: panel.lines[0].colour }) },
+        ...(panel.right ? [/** @type {uPlot.Axis} */ ({ ...axis, scale: "right", side: 1, stroke: panel.right.colour, size: wide, space: 30, grid: { show: false }, values: (u, ticks, i, space, step) => labels(ticks, step) })] : []),
       ],
       series: [{}, ...(names ? [{ show: false }] : this.series())],
       bands: names ? [] : this.areas(),

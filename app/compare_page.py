@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,11 +74,12 @@ def _chosen(known: Mapping[str, RunInfo]) -> list[RunInfo]:
     """Return the runs in the address. It has ids, because names need not be unique."""
     asked = [run_id for run_id in dict.fromkeys(st.query_params.get_all("runs")) if run_id in known]
     st.session_state.setdefault(CHOSEN, asked[:MOST_RUNS])
+    names = labels(known.values())
     ids = st.multiselect(
         "Runs (the first is compared with each of the others)",
         list(known),
         key=CHOSEN,
-        format_func=lambda run_id: called(known[run_id]) if run_id in known else run_id,
+        format_func=lambda run_id: names.get(run_id, run_id),
         max_selections=MOST_RUNS,
         placeholder="runs",
         on_change=_choose,
@@ -90,9 +92,15 @@ def _choose() -> None:
     st.query_params["runs"] = st.session_state[CHOSEN]
 
 
-def called(run: RunInfo) -> str:
-    """Return the name of a run with its id, because names need not be unique."""
-    return fmt.shorten(run.name or run.run_id, 60) if not run.name else fmt.shorten(f"{run.name} · {run.run_id}", 80)
+def labels(runs: Collection[RunInfo]) -> dict[str, str]:
+    """Return the label of each run by its id: its name, with the id where several of ``runs`` have that name."""
+    count = Counter(run.name for run in runs)
+    return {
+        run.run_id: fmt.shorten(f"{run.name} · {run.run_id}", 80)
+        if run.name and count[run.name] > 1
+        else fmt.shorten(run.name or run.run_id, 60)
+        for run in runs
+    }
 
 
 def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
@@ -115,7 +123,7 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
         answer = _noise_or_not(
             store_url(), tuple((one.name, tuple(version(run) for run in one.runs)) for one in drawn), pairing
         )
-        st.html(joined(el("div", "Noise or not", cls="rl-family"), el("div", answer, cls="rl-why")))
+        st.html(joined(el("div", "Is the difference noise?", cls="rl-family"), el("div", answer, cls="rl-why")))
     live = any(run.state is RunState.RUNNING for run in runs)
     board.library()
     with st.container():
@@ -163,11 +171,20 @@ PARTED_COLUMNS = (
 
 
 def show_parted(comparisons: Sequence[Comparison]) -> None:
-    """Draw a sentence for each pair of runs in ``comparisons``, and a table of every metric that diverged."""
-    st.html(el("div", "Diverged first", cls="rl-family"))
+    """Draw a sentence for each pair of runs in ``comparisons``, and a table of every metric that diverged.
+
+    Pairs with the same answer share a sentence.
+    """
+    st.html(el("div", "First divergence", cls="rl-family"))
+    answers: dict[tuple[str, str], list[str]] = {}
+    for one in comparisons:
+        answers.setdefault((one.left, one.answer), []).append(one.right)
     st.html(
         joined(
-            *(el("div", el("b", f"{one.left} vs {one.right}"), f"  {one.answer}", cls="rl-why") for one in comparisons)
+            *(
+                el("div", el("b", f"{left} vs {', '.join(others)}"), f"  {answer}", cls="rl-why")
+                for (left, answer), others in answers.items()
+            )
         )
     )
     rows = [
@@ -206,7 +223,8 @@ def groups_of(runs: Sequence[RunInfo], by: str, differing: Sequence[ConfigOption
     ``differing``: the settings in which the runs differ.
     """
     if by == NOT_GROUPED:
-        return [Group(called(run), (run,)) for run in runs]
+        names = labels(runs)
+        return [Group(names[run.run_id], (run,)) for run in runs]
     setting = next((one for one in differing if one.name == by), None)
     keys: dict[str, Callable[[int], str]] = {
         BY_SEEDS: lambda place: group_of(runs[place]),
@@ -246,7 +264,7 @@ def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics
     with layout.readable():
         runs = {run_id: queries.run(run_id) for _, ids in groups for run_id in ids}
         laid = {run_id: _laid(store_url(), version(run), axis) for run_id, run in runs.items()}
-        absent = [called(runs[run_id]) for run_id, one in laid.items() if one is None]
+        absent = [labels(runs.values())[run_id] for run_id, one in laid.items() if one is None]
         if absent:
             st.caption(f"{AXES[axis]} not logged by {', '.join(absent)}")
         known = [one for one in laid.values() if one is not None]
@@ -301,7 +319,7 @@ def study_of(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, Any] 
     everything = (-EVERYWHERE, EVERYWHERE, None)
     read = [_rows(store_url(), version(run), Axis.STEP, tuple(metrics), everything) for _, run in runs]
     return {
-        "names": [called(run) for _, run in runs],
+        "names": list(labels([run for _, run in runs]).values()),
         "places": [place for place, _ in runs],
         "settings": [{"name": one.name, "values": [_coordinate(value) for value in one.values]} for one in differing],
         "results": [{"name": name, "values": [_result(of.get(name)) for of in read]} for name in metrics],
@@ -495,11 +513,9 @@ def show_settings(runs: Sequence[RunInfo], differing: Sequence[ConfigOption], go
         st.caption("No differences in the recorded settings.")
     columns = (
         table.TableColumn("setting", "long"),
-        *(table.TableColumn(fmt.shorten(called(run), 30), "tight") for run in runs),
+        *(table.TableColumn(fmt.shorten(label, 30), "tight") for label in labels(runs).values()),
     )
-    links = table.TableRow(
-        [table.text("page", quiet=True), *(table.run_link(run.run_id, "", run.name) for run in runs)]
-    )
+    links = table.TableRow([table.text("page", quiet=True), *(table.run_link(run.run_id, "", "open") for run in runs)])
     rows = [
         table.TableRow([table.text(one.name), *(table.text(written(value)) for value in one.values)])
         for one in differing

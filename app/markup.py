@@ -20,6 +20,11 @@ STYLE = """<style>
 @media (max-width: 640px) { .st-key-search { flex: 1 0 100% !important; } }
 /* a menu opens above or below its button, and one of the two has nearly half of the screen */
 [data-testid="stMenuButtonBody"] { max-height: 45vh; overflow-y: auto; }
+/* all that is chosen is in sight */
+[data-testid="stMultiSelect"] [role="group"]:has(> [data-testid="stMultiSelectTagsContainer"]) {
+  height: auto !important; max-height: 10rem !important; }
+[data-testid="stMultiSelectTagsContainer"] { flex-wrap: wrap !important; height: auto !important;
+  overflow: hidden auto !important; mask-image: none !important; }
 .rl-store { text-align: right; font-size: .75rem; opacity: .75; overflow-wrap: anywhere; }
 .rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
 .rl-project { font-weight: 400; opacity: .75; }

@@ -75,6 +75,21 @@ def test_what_parted_first_is_said_with_its_step_and_evidence(store_dir):
     assert first[2] == "good"
 
 
+def test_pairs_with_the_same_answer_share_a_sentence(store_dir):
+    """Three seeds that do not differ are no news three times."""
+    for seed in range(3):
+        write_run(store_dir, f"s{seed}", name=f"seed{seed}")
+    assert html(compare_page("s0", "s1", "s2")).count("<b>seed0 vs seed1, seed2</b>") == 1
+
+
+def test_a_name_that_runs_share_has_their_ids(store_dir):
+    """Another is clear by itself."""
+    for run_id, name in (("a", "same"), ("b", "same"), ("c", "own")):
+        write_run(store_dir, run_id, name=name)
+    page = compare_page("a", "b", "c")
+    assert [entry["name"] for entry in overlaid(page)["legend"]] == ["same · a", "same · b", "own"]
+
+
 def test_every_run_is_a_line_in_every_panel(store_dir):
     """What parted is among the panels that are shown at first."""
     twins(store_dir)
@@ -175,7 +190,7 @@ def test_runs_are_picked_in_the_list_and_compared_by_a_button(store_dir):
     assert [row["picked"] for row in tables(page)["runs"]["rows"]] == [True, True]
     page.button(key="compare").click().run()
     assert no_traceback(page)
-    assert "Diverged first" in html(page)
+    assert "First divergence" in html(page)
     assert page.query_params["runs"] == ["bad", "good"]
 
 
@@ -231,7 +246,7 @@ def test_two_groups_of_seeds_differ_or_are_too_few(store_dir):
     page, few, single = (compare_page(*some, **grouped) for some in (runs, runs[2:6], runs[:2]))
 
     assert all(no_traceback(one) for one in (page, few, single))
-    assert "Noise or not" in html(page)
+    assert "Is the difference noise?" in html(page)
     assert "first reward/mean from step 1 (p = 0.029)" in html(page)
     assert "Too few seeds: with 2 against 2" in html(few)
-    assert "Noise or not" not in html(single)
+    assert "Is the difference noise?" not in html(single)
