@@ -115,7 +115,7 @@ def acknowledge_cell(record: IncidentRecord) -> table.Cell:
     taken = record.standing is IncidentState.ACKNOWLEDGED
     if not record.open or taken:
         return table.text("")
-    return table.link("acknowledge", "alerts", ACKNOWLEDGE + record.incident.lead.alert_id)
+    return table.link("acknowledge", "alerts", ACKNOWLEDGE + record.incident.lead.alert_id, acts=True)
 
 
 def resolved_words(alert: Alert) -> str:
@@ -255,9 +255,9 @@ def _dialog(record: IncidentRecord) -> None:
     if not record.open:
         st.caption("No longer firing. You can still leave a note.")
     chosen = st.segmented_control(
-        "Action", ACTS if record.open else ACTS[3:], default=None if record.open else ACTS[3], key="act",
-        label_visibility="collapsed",
-    ) or (ACTS[0] if record.open else ACTS[3])  # fmt: skip
+        "Action", ACTS if record.open else ACTS[3:], default=ACTS[0] if record.open else ACTS[3], key="act",
+        label_visibility="collapsed", required=True,
+    )  # fmt: skip
     {"Acknowledge": _acknowledge, "Snooze": _snooze, "Silence": _silence, "Note": _note}[chosen](record)
     if not layout.principal().may_command:
         st.caption(layout.LOOK_ONLY)
@@ -269,16 +269,20 @@ def _dialog(record: IncidentRecord) -> None:
 
 
 def subject(record: IncidentRecord) -> Markup:
-    """Return the head of the incident ``record`` as HTML: run, alerts, severity, onset, status and most likely
-    cause.
+    """Return the head of the incident ``record`` as HTML: run, severity, onset, status and most likely cause.
+
+    Kind and onset are left out if its only alert, which is listed below, has the same.
     """
     incident, run = record.incident, record.run
     project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
     name = fmt.shorten((run.name if run else "") or incident.run_id, 240)
     facts = [
         _severity(incident.lead if incident.lead.severity is incident.severity else incident.alerts[0], record),
-        el("span", fmt.words(incident.lead.kind)),
-        el("span", f"since step {fmt.step(incident.onset_step)}"),
+        *(
+            [el("span", fmt.words(incident.lead.kind)), el("span", f"since step {fmt.step(incident.onset_step)}")]
+            if len(incident.alerts) > 1
+            else []
+        ),
         el("span", record.standing.value),
         el("span", f"rule {fmt.shorten(incident.lead.rule, 40)}"),
     ]

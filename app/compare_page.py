@@ -105,7 +105,8 @@ def labels(runs: Collection[RunInfo]) -> dict[str, str]:
 
 def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     differing = config_diff([run.config for run in runs])
-    left, middle, right = st.columns([1, 1, 2])
+    with st.container(key="filters"):
+        left, middle, right = st.columns([1, 1, 2])
     axis = Axis(left.selectbox("Align by", [axis.value for axis in AXES], key="by", bind="query-params"))
     grouped = middle.selectbox(
         "Group by",

@@ -38,6 +38,7 @@ from .thinning import in_unit_square
 GROUP = "group:"
 """Prefix of the message of a click on a group; the group's name follows."""
 REWARD = "reward/mean"
+RISK_COLUMN = "risk, 50 steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ def _why_of(members: Sequence[RunEntry]) -> table.Cell:
         return table.text("", quiet=True)
     need = "needs" if len(needing) == 1 else "need"
     return table.text(f"{len(needing)} of {len(members)} {need} attention: {fmt.shorten(why(needing[0]), 120)}")
+
+
+def has_risk(entry: RunEntry) -> bool:
+    """Return True if the column of risks has something to show for a run."""
+    forecast = entry.vitals.forecast
+    return forecast is not None and (forecast.p50 is not None or bool(forecast.limits_only and forecast.alarm))
 
 
 def _risk(entry: RunEntry, curves: Mapping[str, Spark]) -> table.Cell:
@@ -116,7 +123,7 @@ COLUMNS: Mapping[str, FleetColumn] = {
         lambda members, _: table.text(mean_words([kl(entry.vitals) for entry in members])),
     ),
     _titled("grad norm"): _number("optim/grad_norm"),
-    "risk, 50 steps": FleetColumn(
+    RISK_COLUMN: FleetColumn(
         "right tight",
         lambda entry, curves, _: _risk(entry, curves),
         lambda members, _: _worst_risk(members),
@@ -142,9 +149,9 @@ COLUMNS: Mapping[str, FleetColumn] = {
     ),
 }
 """Columns that can be chosen, in display order; state and run always come first."""
-DEFAULT_COLUMNS = ("step", "reward", "entropy", "KL", "risk, 50 steps", "why", "last step")
+DEFAULT_COLUMNS = ("step", "reward", "entropy", "KL", RISK_COLUMN, "why", "last step")
 DEFAULT_CURVES = (REWARD,)
-SORTED_BY = {"risk, 50 steps": "risk"}
+SORTED_BY = {RISK_COLUMN: "risk"}
 """Sort key of each column whose name differs from its sort key."""
 
 
@@ -181,7 +188,7 @@ class FleetView:
                 found.append((name, kind))
                 found += [(REWARD, None)] if name == "reward" and REWARD in self.curves else []
         placed = {name for name, kind in found if kind is None}
-        at = next((place for place, (name, _) in enumerate(found) if name == "risk, 50 steps"), len(found))
+        at = next((place for place, (name, _) in enumerate(found) if name == RISK_COLUMN), len(found))
         found[at:at] = [(name, None) for name in self.curves if name not in placed]
         return found
 

@@ -40,6 +40,11 @@ LOOK = {
     Came.OPEN: ("◌", GREY),
     Came.CUT_SHORT: ("◌", GREY),
 }
+NONE_YET = (
+    "A run gets a chance of failure only if its log is of a kind on which the forecaster has proven skill on other "
+    "people's runs. To accept the evidence of rlwatch's own runs, set "
+    "`RLWATCH_FORECAST_EVIDENCE=own` before training starts; forecasts then begin after 40 steps."
+)
 JUDGE = "judge:"
 """Prefix of the message of a click on the last column; run id and step follow."""
 STEPS_OF_CHANCE = 1000
@@ -93,7 +98,7 @@ def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
         words = f"{'right' if past.answer.right else 'wrong'} ({fmt.shorten(past.answer.by, 60)})"
         why = f": {fmt.shorten(past.answer.why, 120)}" if past.answer.why else ""
         return table.link(words + why, "forecasts", asks) if may_judge else table.text(words + why)
-    return table.link("rate", "forecasts", asks) if may_judge else table.text("no feedback", quiet=True)
+    return table.link("rate", "forecasts", asks, acts=True) if may_judge else table.text("no feedback", quiet=True)
 
 
 def curve_board(record: Record, ink: Ink) -> Board:
@@ -201,7 +206,7 @@ def page(go_to_run: GoToRun) -> None:
                 fmt.plural(record.runs, "run") + " with forecasts", *([f"{left} older not shown"] * (left > 0))
             )
         if not record.runs:
-            st.caption("Forecasts start after about 50 steps with the metrics that the model reads.")
+            st.caption(NONE_YET)
             return
         _alarms(record, runs, go_to_run)
         _curve(record)

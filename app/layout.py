@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import streamlit as st
 
 from rlwatch.errors import RLWatchError, RunNotFoundError
+from rlwatch.records import RunInfo, RunState
 
 from . import format as fmt
 from .charts import DARK, LIGHT, Ink
 from .markup import Markup, el, joined
 from .principal import NAME_HEADER, ROLE_HEADER, Principal
 from .queries import store_url
+
+if TYPE_CHECKING:
+    from streamlit.delta_generator import DeltaGenerator
 
 REFRESH_S = 5.0
 """Seconds between two refreshes of a live page; behind the gate, changes also trigger one (``news.py``)."""
@@ -68,6 +73,20 @@ def signature() -> None:
 def store_line(*facts: str) -> None:
     """Draw ``facts`` and the address of the store in small print at the right."""
     st.html(el("div", joined("  ·  ".join((*facts, f"store {fmt.shorten(store_url(), 160)}"))), cls="rl-store"))
+
+
+def run_head(run: RunInfo, what: str) -> DeltaGenerator:
+    """Draw the name of a run as the head of its page ``what``, with a switch for live updates if it runs.
+
+    Returns the row for the page's buttons.
+    """
+    row = st.container(horizontal=True, vertical_alignment="center", gap="small", key="run-head")
+    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
+    shown = fmt.shorten(run.name or run.run_id, 160)
+    row.html(el("div", project, shown, el("span", f" · {what}", cls="rl-project"), cls="rl-name"), width="stretch")
+    if run.state is RunState.RUNNING:
+        row.toggle("Live", value=True, key="live", bind="query-params", help="Refresh automatically")
+    return row
 
 
 @contextmanager

@@ -17,7 +17,12 @@ STYLE = """<style>
 .rl-who span { max-width: 14rem; overflow: hidden; text-overflow: ellipsis; }
 .rl-who a { color: inherit; }
 @media (max-width: 640px) { .rl-who { right: 1rem; } .rl-who span { max-width: 7rem; } }
-@media (max-width: 640px) { .st-key-search { flex: 1 0 100% !important; } }
+@media (max-width: 640px) {
+  .st-key-search, .st-key-run-head > [data-testid="stElementContainer"]:first-child { flex: 1 0 100% !important; }
+  .st-key-filters [data-testid="stColumn"]:not(:nth-child(3)) {
+    min-width: calc(50% - .5rem) !important; flex: 1 1 calc(50% - .5rem) !important; }
+  .st-key-filters [data-testid="stColumn"]:nth-child(3) { min-width: 100% !important; }
+}
 /* a menu opens above or below its button, and one of the two has nearly half of the screen */
 [data-testid="stMenuButtonBody"] { max-height: 45vh; overflow-y: auto; }
 /* all that is chosen is in sight */
@@ -97,6 +102,7 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 @media (min-width: 641px) { .rl-narrow { display: none; } }
 .st-key-verdict-buttons { gap: .5rem !important; }
 .st-key-verdict-buttons button { min-height: 2.25rem; padding: .1rem .75rem; white-space: nowrap; }
+@media (max-width: 640px) { [data-testid="stButtonGroup"] button { padding-left: .6rem; padding-right: .6rem; } }
 @media (max-width: 640px) { .st-key-verdict-buttons { gap: .35rem !important; }
   .st-key-verdict-buttons button { min-height: 2.75rem; padding: .1rem .5rem; }
   .st-key-verdict-buttons button p { font-size: .8rem; } }

@@ -85,19 +85,7 @@ def page(go_to_run: GoToRun, go_to_tokens: GoToTokens) -> None:
 
 
 def _head(run: RunInfo, go_to_run: GoToRun) -> None:
-    name, live, back = st.columns([6.4, 1.8, 1.6], vertical_alignment="bottom", gap="medium")
-    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
-    shown = fmt.shorten(run.name or run.run_id, 160)
-    name.html(el("div", project, shown, el("span", " · rollouts", cls="rl-project"), cls="rl-name"))
-    live.toggle(
-        "Live",
-        value=True,
-        key="live",
-        bind="query-params",
-        disabled=run.state is not RunState.RUNNING,
-        help="Refresh automatically",
-    )
-    if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="Run page"):
+    if layout.run_head(run, "rollouts").button("Run", key="back", icon=":material/arrow_back:", help="Run page"):
         go_to_run(run.run_id)
 
 
@@ -195,7 +183,8 @@ def _response_key(rank: int, culprit: Row) -> str:
 
 
 def _filtered(found: Recorded) -> list[Row]:
-    order, only, prompt, first, last = st.columns([2.2, 3.4, 2.6, 1.2, 1.2], vertical_alignment="bottom")
+    with st.container(key="filters"):
+        order, only, prompt, first, last = st.columns([2.2, 3.4, 2.6, 1.2, 1.2], vertical_alignment="bottom")
     wish = order.selectbox("Order", list(ORDERS), key="sort", bind="query-params")
     tasks = sorted({str(row["task"]) for row in found.rows if row.get("task")})
     kinds = only.multiselect(
@@ -203,7 +192,7 @@ def _filtered(found: Recorded) -> list[Row]:
     )
     words = prompt.text_input("Prompt", key="prompt", bind="query-params", placeholder="id or part of it")
     span = [
-        column.number_input(label, min_value=0, value=None, step=1, key=label.lower(), bind="query-params")
+        column.number_input(f"{label} step", min_value=0, value=None, step=1, key=label.lower(), bind="query-params")
         for column, label in ((first, "From"), (last, "To"))
     ]
     rows = among(found.rows, first=span[0], last=span[1], prompt=words or "")

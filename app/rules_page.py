@@ -27,9 +27,9 @@ COLUMNS = (
     table.TableColumn("rule", "tight"),
     table.TableColumn("kinds", "long"),
     table.TableColumn("severity", "tight"),
-    table.TableColumn("fire after", "right tight"),
-    table.TableColumn("critical", "right tight"),
-    table.TableColumn("resolve after", "right tight"),
+    table.TableColumn("fire after, steps", "right tight"),
+    table.TableColumn("if critical", "right tight"),
+    table.TableColumn("resolve after, steps", "right tight"),
     table.TableColumn("repeat every", "right tight"),
     table.TableColumn("sends to", "wide"),
     table.TableColumn("source", "tight"),
@@ -76,12 +76,12 @@ def rule_row(rule: Rule, source: str) -> table.TableRow:
     return table.TableRow(
         cells=[
             table.text(fmt.shorten(rule.name, 40)),
-            table.text(fmt.shorten(kinds, 300), quiet=True),
+            table.text(fmt.shorten(kinds, 2000), quiet=True),
             table.severity(rule.min_severity),
             table.text(fmt.step(rule.for_steps)),
             table.text(fmt.step(critical)),
             table.text(fmt.step(rule.keep_firing_for)),
-            table.text(f"{rule.repeat_minutes:g} min" if rule.repeat_minutes else "never"),
+            table.text(fmt.duration(60.0 * rule.repeat_minutes) if rule.repeat_minutes else "never"),
             table.text(fmt.shorten(", ".join(rule.channels) or "none", 60)),
             table.text(source, quiet=source == "default"),
         ],
@@ -111,8 +111,10 @@ def page() -> None:
     """Draw the alert rules, their editor and the channels."""
     with layout.readable("The rules"):
         found = place()
-        st.html(el("div", "Alert rules and channels", cls="rl-head"))
-        layout.store_line(f"rules from {found.config.path or 'the defaults (no rlwatch.toml)'}")
+        head, store = st.columns([3, 2], vertical_alignment="bottom")
+        head.html(el("div", "Alert rules and channels", cls="rl-head"))
+        with store:
+            layout.store_line(f"rules from {found.config.path or 'the defaults (no rlwatch.toml)'}")
         for warning in (*found.config.warnings, *([found.config.refused] if found.config.refused else [])):
             st.warning(fmt.shorten(warning, 600))
         message = st.session_state.pop(MESSAGE, "")

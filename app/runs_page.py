@@ -143,6 +143,8 @@ def _runs_list(
     picked = _picked(entries, go_to_compare, may_edit=may_edit) if len(entries) > 1 or may_edit else []
     outcome()
     boxed = len(entries) > 1 or may_edit
+    if list(view.columns) == list(DEFAULT_COLUMNS) and not any(map(fleet_rows.has_risk, entries)):
+        view = replace(view, columns=[name for name in DEFAULT_COLUMNS if name != fleet_rows.RISK_COLUMN])
     view = replace(view, picked=frozenset(picked) if boxed else None)
     lines = view.lines(entries)
     if not lines:
@@ -207,7 +209,8 @@ def _filters(entries: list[RunEntry]) -> tuple[list[str], list[str], list[str]]:
 
 
 def _layout(entries: list[RunEntry]) -> tuple[list[str], list[str], str, str]:
-    columns = _several("Columns", list(COLUMNS), "columns", DEFAULT_COLUMNS)
+    unused = "The risk is left out as long as no run has a forecast."
+    columns = _several("Columns", list(COLUMNS), "columns", DEFAULT_COLUMNS, note=unused)
     metrics = sorted({name for entry in entries for name in entry.vitals.sources})
     curves = _several("Sparklines", metrics, "curves", [c for c in DEFAULT_CURVES if c in metrics], most=MOST_CURVES)
     sorts = [URGENT, *(f"{name}, {way}" for name in SORTS for way in (HIGH, LOW))]
@@ -236,11 +239,17 @@ def _kept_names(url: str) -> dict[str, tuple[list[tuple[str, int]], list[str]]]:
 
 
 def _several(
-    label: str, options: list[str], key: str, default: Sequence[str] = (), most: int | None = None
+    label: str,
+    options: list[str],
+    key: str,
+    default: Sequence[str] = (),
+    *,
+    most: int | None = None,
+    note: str | None = None,
 ) -> list[str]:
     return st.multiselect(
         label, options, default=list(default), key=key, placeholder="any" if not default else "none",
-        max_selections=most, bind="query-params",
+        max_selections=most, bind="query-params", help=note,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@
  * @property {string[]} [tags]
  * @property {string} [notes]
  * @property {number} [lead]
+ * @property {boolean} [acts]
  * @property {number[][]} [points]
  * @property {number[]} [bad]
  * @property {string} [key]
@@ -96,8 +97,8 @@ function word({ shape = "", colour = "", text }) {
  * @param {Cell} cell
  * @param {(id: string) => void} open
  */
-function link({ text, sub, href = "", title, id = "", tags, notes, lead }, open) {
-  const node = el("a", "link");
+function link({ text, sub, href = "", title, id = "", tags, notes, lead, acts }, open) {
+  const node = el("a", acts ? "link acts" : "link");
   if (sub) node.append(el("span", "before", sub));
   node.append(el("span", "name", lead ? text.slice(0, lead) : text));
   if (lead && lead < text.length) node.append(text.slice(lead));

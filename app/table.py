@@ -109,14 +109,16 @@ def run_link(run_id: str, project: str, name: str, tags: Sequence[str] = (), not
     }
 
 
-def link(label: str, href: str, asks: str, lead: str = "") -> Cell:
+def link(label: str, href: str, asks: str, lead: str = "", *, acts: bool = False) -> Cell:
     """Return a cell with a link to the page ``href``; a plain click sends the message ``asks`` and stays inside the
     app.
 
-    ``lead``: emphasised beginning of the label; if empty, the whole label is emphasised.
+    ``lead``: emphasised beginning of the label; if empty, the whole label is emphasised. ``acts``: the link does
+    something, and looks so.
     """
     stands_out = len(lead) if label.casefold().startswith(lead.casefold()) else 0
-    return {"kind": "link", "text": label, "sub": "", "title": "", "href": href, "id": asks, "lead": stands_out}
+    cell = {"kind": "link", "text": label, "sub": "", "title": "", "href": href}
+    return {**cell, "id": asks, "lead": stands_out, "acts": acts}
 
 
 def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = "") -> Cell:

@@ -103,7 +103,7 @@ class RecurringToken:
         """Count an occurrence of the token at a step."""
         self.token, self.times = token, self.times + 1
         self.steps.add(step)
-        self.causes[token.words.get("cause", "unexplained")] += 1
+        self.causes[token.words.get("cause") or "unexplained"] += 1
         share = token.numbers.get("share", math.nan)
         if math.isfinite(share):
             self.share = share if self.share is None else max(self.share, share)
@@ -209,7 +209,7 @@ def _beside(batches: Sequence[SpikeBatch], key: str) -> Token | None:
 def _notes(entry: TokenStep) -> None:
     notes = () if entry.report is None else entry.report.notes
     if notes:
-        st.html(el("div", *(el("div", fmt.shorten(note, 300)) for note in notes[:8]), cls="rl-quiet"))
+        st.html(el("div", *(el("div", f"Note: {fmt.shorten(note, 300)}") for note in notes[:8]), cls="rl-quiet"))
 
 
 def _layers(entry: TokenStep, token: Token | None) -> None:
@@ -218,7 +218,7 @@ def _layers(entry: TokenStep, token: Token | None) -> None:
     colours = token_scale.palette(whole, own)
     bars = [token_scale.bar("Layers: shares of the squared gradient norm of the step", whole, colours)]
     if token is not None:
-        bars.append(token_scale.bar(f"Layers: shares for {fmt.shorten(token.label, 24)} alone", own, colours))
+        bars.append(token_scale.bar(f"Layers: shares for “{fmt.shorten(token.label, 24)}” alone", own, colours))
     shown = [bar for bar in bars if bar]
     for column, bar in zip(st.columns(max(1, len(shown)), gap="large"), shown, strict=False):
         column.html(el("div", bar))
@@ -265,23 +265,10 @@ def page(go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> None:
 
 
 def _head(run: RunInfo, go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> None:
-    name, live, texts, back = st.columns([4.8, 1.8, 1.6, 1.6], vertical_alignment="bottom", gap="medium")
-    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
-    shown = fmt.shorten(run.name or run.run_id, 160)
-    name.html(el("div", project, shown, el("span", " · tokens", cls="rl-project"), cls="rl-name"))
-    live.toggle(
-        "Live",
-        value=True,
-        key="live",
-        bind="query-params",
-        disabled=run.state is not RunState.RUNNING,
-        help="Refresh automatically",
-    )
-    if texts.button(
-        "Rollouts", key="rollouts", icon=":material/article:", width="stretch", help="Completions of this step"
-    ):
+    head = layout.run_head(run, "tokens")
+    if head.button("Rollouts", key="rollouts", icon=":material/article:", help="Completions of this step"):
         go_to_rollouts(run.run_id, token_steps.numbered(st.query_params.get("step")))
-    if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="Run page"):
+    if head.button("Run", key="back", icon=":material/arrow_back:", help="Run page"):
         go_to_run(run.run_id)
 
 
@@ -351,7 +338,7 @@ def _causes() -> list[str]:
         "Cause",
         list(LOOKS),
         key="cause",
-        placeholder="cause",
+        placeholder="all causes",
         label_visibility="collapsed",
         bind="query-params",
         width=420,

@@ -119,9 +119,7 @@ def test_the_dialog_names_the_run_and_the_alert(store_dir):
         assert no_traceback(page)
         return "".join(element.value for element in page.get("html") if "rl-family" in element.value)
 
-    assert re.sub(r"<[^>]+>", "", asked("run-1")) == (
-        "math / seed3■ criticalentropy collapsesince step 12firingrule collapse"
-    )
+    assert re.sub(r"<[^>]+>", "", asked("run-1")) == ("math / seed3■ criticalfiringrule collapse")
     assert "&lt;script&gt;" in asked("run-2")
 
 

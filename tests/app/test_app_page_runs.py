@@ -61,7 +61,7 @@ def test_a_run_in_danger_is_on_top_with_its_reason(store_dir):
     page = runs_page()
     assert "1 run needs attention" in html(page)
     assert [row[:2] for row in rows(page)] == [["collapsed@12", "bad"], ["healthy", "calm"]]
-    assert rows(page)[0][8].startswith("entropy fell; still running")
+    assert rows(page)[0][7].startswith("entropy fell; still running")
 
 
 def test_a_metric_that_is_nan_from_step_one(store_dir):
@@ -137,7 +137,7 @@ def test_finished_and_crashed_runs_say_so(store_dir):
     write_run(store_dir, "c", name="c", state=RunState.CRASHED, reason="RuntimeError: boom")
     page = runs_page()
     assert [row[:2] for row in rows(page)] == [["killed@30", "c"], ["healthy", "f"]]
-    assert rows(page)[0][8].startswith("RuntimeError: boom")
+    assert rows(page)[0][7].startswith("RuntimeError: boom")
 
 
 def test_what_has_nothing_new_is_not_read_again(many, monkeypatch):
