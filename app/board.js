@@ -60,6 +60,8 @@ export class Board {
     this.over = undefined;
     /** The chart on which a drag began. @type {Chart | undefined} */
     this.dragged = undefined;
+    /** Whether the mouse is down on a chart. */
+    this.holding = false;
     /** The position of the mark that is pointed at. @type {number | null} */
     this.pointed = null;
     /** The range just chosen, null for all steps. @type {Ends | null | undefined} */
@@ -337,6 +339,16 @@ export class Board {
       board.pointed = x;
       for (const { chart } of board.charts.values()) if (board.sees(chart)) chart.plot?.redraw(false);
     }
+  }
+
+  /** Keep every chart of the run as it is until the mouse is let go: the drag is one for all. */
+  hold() {
+    const boards = [...ALL].filter((board) => board.data.key === this.data.key);
+    for (const board of boards) board.holding = true;
+    addEventListener("mouseup", () => {
+      for (const board of boards) board.holding = false;
+      for (const board of boards) for (const { chart } of board.charts.values()) if (board.sees(chart)) chart.pending?.();
+    }, { once: true }); // after the library's own, which is the document's
   }
 
   /** @param {Ends | null} range */

@@ -84,6 +84,10 @@ export class Chart {
     this.pending = undefined;
     unpacked(panel);
     const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill, line.dots, !line.low]), panel.log, last, this.height, panel.cells?.names, panel.shades?.ticks, panel.right?.log, panel.right?.colour, this.board.data.ink, this.board.data.axis]);
+    if (this.plot && this.shape !== shape && this.board.holding) {
+      this.pending = () => this.draw(panel, last); // another drawing in its place would end the drag, and lose the zoom
+      return;
+    }
     this.panel = panel;
     const tables = /** @type {uPlot.AlignedData[]} */ (panel.cells ? [[panel.cells.starts, panel.cells.starts.map(() => null)]] : panel.lines.map((line) => (line.low ? [line.x, line.y, line.high, line.low] : [line.x, line.y])));
     // A place that another line has and this one has not is passed over (undefined); null is a break.
@@ -205,7 +209,11 @@ export class Chart {
   clicks(u) {
     /** @type {number | null} */
     let from = null;
-    u.over.addEventListener("mousedown", (event) => { from = event.clientX; this.board.dragged = this; });
+    u.over.addEventListener("mousedown", (event) => {
+      from = event.clientX;
+      this.board.dragged = this;
+      this.board.hold();
+    });
     u.over.addEventListener("click", (event) => {
       if (from === null || Math.abs(event.clientX - from) > 3) return;
       this.board.pinAt(u.posToVal(event.offsetX, "x"), event.detail);

@@ -4,10 +4,12 @@
 
 The peers are installed from PyPI into ``--peers``, a virtual environment of their own. Each tool gets runs of the same
 numbers in its own format and its own server, and a fresh headless Chromium opens it. ``first chart``: seconds from the
-address to the first chart (of what a worker or WebGL draws: until it is there, drawn or not); ``kB``: what the browser
-was sent until then, over HTTP and web sockets, as it was encoded; ``heap``: that of its scripts; ``server``: resident
-memory of the server and its children. Medians of ``--looks`` after a first one, which warms the server. Seconds of a
-shared machine are to be compared within a table alone.
+address to the first chart (of what a worker or WebGL draws: until it is there, drawn or not). The other figures are
+those of a page at rest: after half a second without a request, or :data:`REST_S` after the first chart. ``kB``: what
+the browser was sent until then, over HTTP and web sockets, as it was encoded; ``heap``: that of its scripts;
+``server``: resident memory of the server and its children. Medians of ``--looks`` after a first one, which warms the
+server. Seconds of a shared machine are to be compared within a table alone; ``load``: the machine's mean of the last
+minute, at the end of each row.
 
 ``zoom``: milliseconds from the end of a drag over the middle half of the first chart until it is nearer to its picture
 in the end than to that before. ``new row``: seconds from the return of the call that logs one more
@@ -32,7 +34,7 @@ import urllib.error
 import urllib.request
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ NAMES = ("reward", "entropy", "kl", "grad_norm", *(f"metric_{place}" for place i
 TOKEN = "benchmark-of-the-dashboard-000000"
 PACKAGES = ("trackio", "tensorboard")
 WAIT_S = 180.0
-MOST_S, ZOOM_S = 60.0, 4.0
+MOST_S, ZOOM_S, REST_S = 60.0, 4.0, 8.0
 SAME = 0.5
 """Grey levels by which two pictures of one chart may differ."""
 FAR = 1000.0
@@ -246,6 +248,14 @@ def zoomed(page: Any) -> float:
     return 1000 * next(near, math.inf)
 
 
+def rest(page: Any) -> None:
+    """Wait until a page has asked for nothing for half a second."""
+    from playwright.sync_api import Error
+
+    with suppress(Error):
+        page.wait_for_load_state("networkidle", timeout=1000 * REST_S)
+
+
 def look(browser: Any, address: str, login: str) -> Look:
     """Open the page in a fresh context until its first chart is drawn."""
     context = browser.new_context(viewport={"width": 1500, "height": 1000})
@@ -263,6 +273,7 @@ def look(browser: Any, address: str, login: str) -> Look:
             raise RuntimeError(f"no chart at {address} within {WAIT_S:g} s")
         page.wait_for_timeout(50)
     first = time.perf_counter() - began
+    rest(page)
     kilobytes, heap = sum(sizes) / 1000, session.send("Runtime.getHeapUsage")["usedSize"] / 1e6
     zoom = zoomed(page)
     context.close()
@@ -288,6 +299,7 @@ def row_seen(
         page.reload()
         while not page.evaluate(CHART):
             page.wait_for_timeout(50)
+    rest(page)
     box = page.evaluate(PLACE)
     found = []
     with subprocess.Popen(
@@ -385,7 +397,8 @@ def main() -> None:
 
     python = install(options.peers.resolve())
     print(
-        "| runs | steps | tool | first chart, s | zoom, ms | new row, s | kB | heap, MB | server, MB |\n|" + "---|" * 9
+        "| runs | steps | tool | first chart, s | zoom, ms | new row, s | kB | heap, MB | server, MB | load |\n|"
+        + "---|" * 10
     )
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -396,7 +409,7 @@ def main() -> None:
                 for tool in options.tools.split(","):
                     one, row_s, memory = measured(tool, python, Path(place), (count, steps), options.looks, browser)
                     figures = f"{one.first_s:.2f} | {one.zoom_ms:.0f} | {row_s:.2f} | {one.kilobytes:,.0f}"
-                    figures += f" | {one.heap_mb:.1f} | {memory:,.0f}"
+                    figures += f" | {one.heap_mb:.1f} | {memory:,.0f} | {os.getloadavg()[0]:.0f}"
                     print(f"| {count} | {steps:,} | {tool} | {figures} |", flush=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 from test_browser_pages import write
 
-from rlwatch.records import Alert, AlertState, Event, Severity
+from rlwatch.records import Alert, AlertState, Event, RunState, Severity
 
 pytestmark = pytest.mark.browser
 
@@ -176,3 +176,46 @@ def test_runs_beside_each_other_keep_their_range_and_place(shared_app, page, sha
     assert view(page) == shown
     page.mouse.dblclick(*at(strip(page), 0.2))
     expect(page).not_to_have_url(re.compile("from="))
+
+
+def test_a_zoom_is_not_lost_if_new_lines_arrive_during_the_drag(shared_app, page, shared_store):
+    """Means of a long run arrive while the mouse is down: the chart is drawn anew once it is let go."""
+    write(shared_store, "dragged", steps=range(1, 5001), end=RunState.FINISHED)
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    page.route(re.compile(r"/series\?.*mean=true"), hold)
+    page.goto(f"{shared_app}/run?run=dragged")
+    chart = strip(page)
+    page.wait_for_timeout(500)  # the means are asked for when the browser has nothing else to do
+    page.mouse.move(*at(chart, 0.25))
+    page.mouse.down()
+    page.mouse.move(*at(chart, 0.5), steps=3)
+    assert held
+    with page.expect_response(re.compile(r"/series\?.*mean=true")):
+        for route in held:
+            route.continue_()
+    page.wait_for_timeout(300)
+    page.mouse.move(*at(chart, 0.75), steps=3)
+    page.mouse.up()
+
+    expect(page).to_have_url(re.compile(r"from=\d+&to=\d+"))
+    low, high = view(page)
+    assert (low / 5000, high / 5000) == pytest.approx((0.25, 0.75), abs=0.02)
+
+
+def test_a_zoom_into_a_short_run_asks_for_no_rows(shared_app, page, shared_store):
+    """The browser has all of them, and makes the means of any range by itself."""
+    write(shared_store, "short", steps=range(1, 1501), end=RunState.FINISHED)
+    asked = []
+    page.goto(f"{shared_app}/run?run=short")
+    chart = strip(page)
+    page.on("request", lambda request: asked.append(request.url) if "/series" in request.url else None)
+
+    drag(page, chart, 0.25, 0.75)
+
+    expect(page).to_have_url(re.compile(r"from=\d+&to=\d+"))
+    page.wait_for_timeout(500)
+    assert asked == []
