@@ -12,10 +12,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import Controller, Refused, SaveCheckpoint, Stop
-from rlwatch.integrations.compat import Needs, installed, lacking, lacking_settings
-from rlwatch.integrations.driven import DrivenTraining
+from rlwatch.integrations.compat import Needs
+from rlwatch.integrations.driven import DrivenTraining, check_trainer
 from rlwatch.redaction import recordable
 
 if TYPE_CHECKING:
@@ -73,12 +73,7 @@ def watch(trainer: Any, **init_kwargs: Any) -> Run:
     RLWatchError
         Errors of :func:`rlwatch.init`.
     """
-    reason = lacking(trainer, NEEDS) or lacking_settings(trainer, SETTINGS)
-    if reason is not None:
-        raise ConfigError(
-            f"this trainer cannot be watched (AReaL {installed('areal') or 'is not installed'}): {reason}; it was "
-            "written for PPOTrainer of AReaL 1.0"
-        )
+    check_trainer(trainer, NEEDS, SETTINGS, of="AReaL", written_for="PPOTrainer of AReaL 1.0")
     driven = DrivenTraining(trainer, init_arguments(trainer.config, init_kwargs))
 
     def committed(_result: Any, epoch: int, step: int, global_step: int, data: Any) -> None:  # noqa: ARG001  (AReaL's)

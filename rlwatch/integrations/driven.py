@@ -7,17 +7,31 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
 from rlwatch.error_boundary import ErrorBoundary, Reported
 from rlwatch.errors import ConfigError
+from rlwatch.integrations.compat import Needs, installed, lacking, lacking_settings
 from rlwatch.integrations.crash import record_crash
 from rlwatch.integrations.loggers import TAP, numbers_of
 from rlwatch.run.setup import init
 
 logger = logging.getLogger("rlwatch")
+
+
+def check_trainer(trainer: Any, needs: Needs, settings: Iterable[str], *, of: str, written_for: str) -> None:
+    """Raise ``ConfigError`` if ``trainer`` lacks a method in ``needs`` or one of the dotted paths ``settings``.
+
+    ``of``: name of the package, as in ``SkyRL``; ``written_for``: class and version that the adapter was written for.
+    """
+    reason = lacking(trainer, needs) or lacking_settings(trainer, settings)
+    if reason is not None:
+        version = installed(of.lower()) or "is not installed"
+        raise ConfigError(
+            f"this trainer cannot be watched ({of} {version}): {reason}; it was written for {written_for}"
+        )
 
 
 class DrivenTraining:

@@ -18,10 +18,10 @@ from typing_extensions import override
 
 from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK
 from rlwatch.control.policy import veto_reset_reference
-from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import RESET, Controller, SaveCheckpoint, SetKLCoef, Stop
-from rlwatch.integrations.compat import Needs, installed, lacking, lacking_settings
-from rlwatch.integrations.driven import DrivenTraining
+from rlwatch.integrations.compat import Needs, installed
+from rlwatch.integrations.driven import DrivenTraining, check_trainer
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.rollback import chosen
 from rlwatch.integrations.snapshot_state import Holdings
@@ -92,12 +92,7 @@ def watch(trainer: Any, *, level: str = Level.FULL, **init_kwargs: Any) -> Run:
         Errors of :func:`rlwatch.init`.
     """
     chosen_level = Level.of(level)
-    reason = lacking(trainer, NEEDS) or lacking_settings(trainer, SETTINGS)
-    if reason is not None:
-        raise ConfigError(
-            f"this trainer cannot be watched (SkyRL {installed('skyrl') or 'is not installed'}): {reason}; it was "
-            "written for RayPPOTrainer of SkyRL 0.3"
-        )
+    check_trainer(trainer, NEEDS, SETTINGS, of="SkyRL", written_for="RayPPOTrainer of SkyRL 0.3")
     driven = DrivenTraining(trainer, init_arguments(trainer.cfg, init_kwargs))
     steps = SkyRLSteps(trainer, driven, chosen_level)
     driven.after(trainer.tracker, "log", steps.logged)

@@ -44,11 +44,8 @@ def run_of(seed: int, rows: int = 420, every: int = 1) -> list[ClosedStep]:
     return made
 
 
-@pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("seed", range(8))
-def test_stretches_give_the_findings_of_single_rows(seed, every):
-    """Every row's findings, from every detector, through calm rows and failures."""
-    run = run_of(seed, every=every)
+def assert_equal_findings(run):
+    """Assert that detectors find the same in ``run`` row by row and in stretches."""
     single, stretched = DetectorSet(default_detectors()), DetectorSet(default_detectors())
     expected = [single.update(row) for row in run]
     found = []
@@ -59,6 +56,14 @@ def test_stretches_give_the_findings_of_single_rows(seed, every):
     assert found == expected
     assert not single.broken
     assert not stretched.broken
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("seed", range(8))
+def test_stretches_give_the_findings_of_single_rows(seed, every):
+    """Every row's findings, from every detector, through calm rows and failures."""
+    run = run_of(seed, every=every)
+    assert_equal_findings(run)
 
 
 REWARDS = {
@@ -86,16 +91,7 @@ def test_rewards_of_any_kind_give_the_findings_of_single_rows(kind, every):
         values |= {"reward/mean": REWARDS[kind](draw, row), "policy/entropy": 2.0 * 0.99**row * draw.gauss(1.0, 0.02)}
         values |= {"optim/grad_norm": 0.4 * draw.gauss(1.0, 0.2) * (1.0 + row / 100.0)}
         run.append(ClosedStep(at, values, ts=10.0 * row + 1.0, seq=row + 1))
-    single, stretched = DetectorSet(default_detectors()), DetectorSet(default_detectors())
-    expected = [single.update(row) for row in run]
-    found = []
-    for rows in stretches(run):
-        stretched.ahead(rows)
-        found += map(stretched.update, rows)
-
-    assert found == expected
-    assert not single.broken
-    assert not stretched.broken
+    assert_equal_findings(run)
 
 
 @pytest.mark.parametrize("kind", REWARDS)
