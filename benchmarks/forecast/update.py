@@ -10,7 +10,7 @@ from forecast.knobs import Knobs
 from forecast.policy import Policy, Rollout
 from torch import Tensor
 
-from rlwatch.tensors.masked import counting_once
+from rlwatch.tensors.masked import sharing
 from rlwatch.tensors.tokens import TokenBatch
 
 Optimizer = torch.optim.Optimizer
@@ -85,7 +85,7 @@ class Update:
     def row(self) -> dict[str, float]:
         """Metrics that were measured."""
         right = self.batch.right.bool()
-        with torch.no_grad(), counting_once():
+        with torch.no_grad(), sharing():
             row = statistics.settled(
                 statistics.of_tokens(statistics.joined(self.views)),
                 statistics.of_rewards(self.batch.rewards, right, self.knobs.group),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.masked import keep, masked_sum, widen
+from rlwatch.tensors.masked import difference, keep, masked_sum, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, ShareStat, Stats, Std, nonfinite_stats
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -123,7 +123,7 @@ def displacement_stats(logp: Tensor, old_logp: Tensor, advantages: Tensor, mask:
     A > 0 that lost more than ``NOISE`` per token. ``lld/penalty``: mean of :func:`actions_lost` over tokens of
     responses with A >= 0. A response's A is the mean of its tokens' advantages.
     """
-    gain = widen(logp) - widen(old_logp)
+    gain = difference(logp, old_logp)
     tokens = mask.sum(-1)
     response_gain = keep(gain, mask, 0.0).sum(-1) / tokens
     response_advantage = keep(advantages, mask, 0.0).sum(-1) / tokens

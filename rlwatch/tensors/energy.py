@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.masked import keep, widen
+from rlwatch.tensors.masked import difference, keep, widen
 from rlwatch.tensors.mergeable import Max, Mean, Stats
 from rlwatch.tensors.tokens import TokenBatch, screen
 
@@ -45,6 +45,6 @@ def observe_energy(batch: TokenBatch) -> Stats:
     if batch.token_advantages is not None:
         push = widen(batch.token_advantages).square()
         if batch.old_logp is not None:
-            push = push * (2 * (widen(batch.logp) - widen(batch.old_logp))).exp()
+            push = push * (2 * (difference(batch.logp, batch.old_logp))).exp()
         stats["policy/energy_pushed"] = Mean.of((push * w).expand_as(w), batch.mask)
     return stats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from types import ModuleType
 from typing import Any, Self
@@ -15,8 +15,8 @@ from typing_extensions import override
 from rlwatch.error_boundary import described, raised_by
 from rlwatch.tensors.advantages import Sides
 from rlwatch.tensors.importance import clipped_sides
-from rlwatch.tensors.masked import indicator, keep, masked_mean, widen
-from rlwatch.tensors.mergeable import Mean, Paired, Quantile, Stat, Stats
+from rlwatch.tensors.masked import difference, exponential, indicator, keep, masked_mean, shared, widen
+from rlwatch.tensors.mergeable import Mean, Paired, Quantile, Stat, Stats, cat
 from rlwatch.tensors.tokens import TokenBatch
 
 logger = logging.getLogger("rlwatch")
@@ -345,26 +345,24 @@ class Pairs(Stat):
         # tails and counts of c_t, and evenly spaced order statistics keep both to within every / n.
         if max(self.every) > 1:
             return self
-        columns = self.columns()
-        c, mask = self.products(columns)
+        c, mask = self.products()
         every = -(-len(c) // most)
         if every <= 1:
             return self
         order, n = keep(c, mask, -torch.inf).argsort(descending=True), mask.sum()
         first = torch.arange(0, len(c), every, device=c.device)
         chosen = order[(first + (every - 1) // 2).minimum((n - 1).clamp(min=0))]
-        fewer: dict[str, Any] = {name: (column[chosen],) for name, column in columns.items()}
+        fewer: dict[str, Any] = {name: (column[chosen],) for name, column in self.columns().items()}
         return replace(self, **fewer | {"masks": (first < n,), "every": (every,)})
 
-    def products(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return c_t and mask of all tokens, (N,), given the ``columns`` of all kept pairs."""
+    def products(self) -> tuple[Tensor, Tensor]:
+        """Return c_t and mask of all tokens, (N,)."""
         # About the means over all micro-batches, which is why pairs are kept: c_t of a token changes with the others.
-        x, y = columns["logp"] - self.means.mean_x, columns["advantages"] - self.means.mean_y
-        return x * y, columns["masks"]
+        return _products(self.means, self.logp, self.advantages), _column(self.masks, self.logp)
 
     def columns(self) -> dict[str, Tensor]:
         """Return field name -> column (N,) of all kept pairs."""
-        return {name: self._column(getattr(self, name)) for name in self._kept()}
+        return {name: _column(getattr(self, name), self.logp) for name in self._kept()}
 
     def times(self, mask: Tensor) -> Tensor | None:
         """Return the number of pairs that each kept pair represents, (N,), 0 outside ``mask``; None if all are 1."""
@@ -376,9 +374,6 @@ class Pairs(Stat):
     def _kept(self) -> list[str]:
         return [f.name for f in fields(self) if f.name not in ("count", "means", "every")]
 
-    def _column(self, pieces: tuple[Tensor, ...]) -> Tensor:
-        return torch.cat([piece.expand_as(x).flatten() for piece, x in zip(pieces, self.logp, strict=True)])
-
     def _fraction(self, flags: Tensor, mask: Tensor) -> Tensor:
         """Return the mean of ``flags`` (N,) over all pairs inside ``mask``."""
         times = self.times(mask)
@@ -387,13 +382,24 @@ class Pairs(Stat):
         return ((keep(flags, mask, 0.0) * times).sum() / times.sum()).to(flags.dtype)
 
 
+@shared
+def _column(pieces: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Tensor:
+    return cat([piece.expand_as(x).flatten() for piece, x in zip(pieces, like, strict=True)])
+
+
+@shared
+def _products(means: Covariance, logp: tuple[Tensor, ...], advantages: tuple[Tensor, ...]) -> Tensor:
+    x, y = _column(logp, logp) - means.mean_x, _column(advantages, logp) - means.mean_y
+    return x * y
+
+
 @dataclass(frozen=True, slots=True)
 class TopCovariance(Pairs):
     """Mean of the largest covariance terms c_t, those of the fraction :data:`TOP` of tokens."""
 
     @override
     def value(self) -> Tensor:
-        c, mask = self.products(self.columns())
+        c, mask = self.products()
         if not c.numel():
             return c.new_full((), torch.nan)
         times = self.times(mask)
@@ -411,7 +417,7 @@ class PositiveCovariance(Pairs):
 
     @override
     def value(self) -> Tensor:
-        c, mask = self.products(self.columns())
+        c, mask = self.products()
         return self._fraction(indicator(c > 0, c), mask)
 
 
@@ -427,9 +433,9 @@ class ClipCovCandidates(Pairs):
 
     @override
     def value(self) -> Tensor:
-        columns = self.columns()
-        (c, mask), (low, high) = self.products(columns), BOUNDS
-        return self._fraction(indicator((c > low) & (c < high) & ~columns["clipped"], c), mask)
+        (c, mask), (low, high) = self.products(), BOUNDS
+        clipped = _column(self.clipped, self.logp)
+        return self._fraction(indicator((c > low) & (c < high) & ~clipped, c), mask)
 
 
 def observe_covariance(batch: TokenBatch) -> Stats:
@@ -461,7 +467,6 @@ def observe_top_covariance(batch: TokenBatch) -> Stats:
 def _clipped(batch: TokenBatch, advantages: Tensor) -> Tensor:
     if batch.old_logp is None or batch.clip is None:
         return torch.zeros_like(batch.mask, dtype=torch.bool)
-    ratio = (widen(batch.logp) - widen(batch.old_logp)).exp()
-    low, high = batch.clip
-    below, above = clipped_sides(ratio, advantages, low=low, high=high)
+    ratio = exponential(difference(batch.logp, batch.old_logp))
+    below, above = clipped_sides(ratio, advantages, *batch.clip)
     return below | above

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from rlwatch.distributions import MANTISSA, QUANTITIES, bins_of
-from rlwatch.tensors.masked import masked_count, widen
+from rlwatch.tensors.masked import difference, masked_count, widen
 from rlwatch.tensors.mergeable import Stat, Stats
 from rlwatch.tensors.mismatch import LogProbGap
 from rlwatch.tensors.tokens import TokenBatch
@@ -58,7 +58,7 @@ def observe_distributions(batch: TokenBatch) -> Stats:
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     if batch.old_logp is not None:
-        found["log_ratio"] = widen(batch.logp) - widen(batch.old_logp), batch.mask
+        found["log_ratio"] = difference(batch.logp, batch.old_logp), batch.mask
     if batch.rollout_logp is not None:
         gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
         found["logp_difference"] = gap.d, gap.scored

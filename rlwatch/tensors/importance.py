@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.advantages import response_advantages
-from rlwatch.tensors.masked import indicator, keep, widen
+from rlwatch.tensors.masked import difference, exponential, indicator, keep, shared, widen
 from rlwatch.tensors.mergeable import Ess, Max, Mean, Min, Quantile, ShareStat, Stats, VarianceGrowth, nonfinite_stats
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -41,6 +41,7 @@ def k2(x: Tensor) -> Tensor:
     return x.square() / 2
 
 
+@shared
 def k3(x: Tensor) -> Tensor:
     """Return the estimate k3 of KL(pi || ref): exp(-x) - 1 + x with the log-ratio ``x`` = log pi - log ref, nats.
 
@@ -58,7 +59,7 @@ def kl_of_responses(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     ``logp``, ``ref_logp`` (nats) and ``mask`` are (B, T).
     """
     on = mask.bool()
-    return keep(k3(widen(logp) - widen(ref_logp)), on, 0.0).sum(-1) / on.sum(-1).clamp(min=1)
+    return keep(k3(difference(logp, ref_logp)), on, 0.0).sum(-1) / on.sum(-1).clamp(min=1)
 
 
 def weighted_k3(estimate: Tensor, log_ratio: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def weighted_k3(estimate: Tensor, log_ratio: Tensor) -> Tensor:
     It is unbiased for KL(pi || ref) on samples of the old policy (DeepSeek-V3.2, arXiv 2512.02556). TRL logs it as
     ``kl`` with ``use_bias_correction_kl``.
     """
-    return widen(log_ratio).exp() * estimate
+    return exponential(log_ratio) * estimate
 
 
 def _estimates(x: Tensor, estimate: Tensor, mask: Tensor) -> Stats:
@@ -87,11 +88,11 @@ def observe_kl(batch: TokenBatch) -> Stats:
     """
     if batch.ref_logp is None:
         return {}
-    x = widen(batch.logp) - widen(batch.ref_logp)
+    x = difference(batch.logp, batch.ref_logp)
     estimate = k3(x)
     stats = _estimates(x, estimate, batch.mask) | nonfinite_stats("ref_logp", batch.ref_logp, batch.mask)
     if batch.old_logp is not None:
-        weighted = weighted_k3(estimate, widen(batch.logp) - widen(batch.old_logp))
+        weighted = weighted_k3(estimate, difference(batch.logp, batch.old_logp))
         stats["policy/kl_ref_weighted"] = Mean.of(weighted, batch.mask)
     return stats | _shares(batch, estimate)
 
@@ -115,7 +116,7 @@ def observe_kl_quantiles(batch: TokenBatch) -> Stats:
     """Return ``policy/kl_ref_p99``: the 99th percentile of k3 over tokens, nats; empty without a reference."""
     if batch.ref_logp is None:
         return {}
-    return {"policy/kl_ref_p99": Quantile.of(k3(widen(batch.logp) - widen(batch.ref_logp)), batch.mask, 0.99)}
+    return {"policy/kl_ref_p99": Quantile.of(k3(difference(batch.logp, batch.ref_logp)), batch.mask, 0.99)}
 
 
 # Importance ratios r = pi / pi_old of tokens and whole responses: raw, where the loss clips them, and off-policy.
@@ -130,8 +131,8 @@ def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
     is <x^2> (M2PO, arXiv 2510.01161) and ``ratio/log_absmax`` the largest |x|, in nats; ``policy/kl_old`` is <-x>, nats
     per token; ``ratio/tv`` and ``tv_max`` are mean and maximum of |pi - pi_old|, in [0, 1].
     """
-    x = widen(logp) - widen(old_logp)
-    ratio, moved = x.exp(), (widen(logp).exp().clamp(max=1) - widen(old_logp).exp().clamp(max=1)).abs()
+    x = difference(logp, old_logp)
+    ratio, moved = exponential(x), (_probability(logp) - _probability(old_logp)).abs()
     return {
         "ratio/tv": Mean.of(moved, mask),
         "ratio/tv_max": Max.of(moved, mask),
@@ -146,10 +147,20 @@ def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
     }
 
 
+def _probability(logp: Tensor) -> Tensor:
+    return exponential(logp).clamp(max=1)
+
+
 def chi2(log_weight: Tensor) -> Tensor:
     """Return w^2 - 1 of the weight w = exp(``log_weight``), any shape; its mean is chi^2(pi || pi_old) if <w> = 1."""
     # expm1: of ratios near 1, which a healthy run has, exp(2x) - 1 in float32 keeps two or three digits.
     return torch.expm1(2 * widen(log_weight))
+
+
+@shared
+def _sum_of_response(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum of ``x`` (B, T) over each response's tokens inside ``mask``, (B,)."""
+    return keep(x, mask, 0.0).sum(-1)
 
 
 def sequence_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, *, per_token: bool = False) -> Tensor:
@@ -158,7 +169,7 @@ def sequence_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, *, per_toke
     ``per_token`` divides by the number of tokens: the exponential is then the geometric mean of GSPO (arXiv
     2507.18071); NaN for a response without tokens.
     """
-    total = keep(widen(logp) - widen(old_logp), mask, 0.0).sum(-1)
+    total = _sum_of_response(difference(logp, old_logp), mask)
     return total / mask.bool().sum(-1) if per_token else total
 
 
@@ -191,7 +202,7 @@ def response_ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
         "ratio/geo_max": Max.of(geometric, measured),
         "ratio/geo_min": Min.of(geometric, measured),
         "ratio/product_ess": Ess.of(total, measured),
-        "ratio/log_var_growth": VarianceGrowth.of(widen(logp) - widen(old_logp), mask),
+        "ratio/log_var_growth": VarianceGrowth.of(difference(logp, old_logp), mask),
     }
 
 
@@ -215,7 +226,7 @@ def observe_ratio_quantiles(batch: TokenBatch) -> Stats:
     """
     if batch.old_logp is None:
         return {}
-    return {"ratio/p99": Quantile.of((widen(batch.logp) - widen(batch.old_logp)).exp(), batch.mask, 0.99)}
+    return {"ratio/p99": Quantile.of(exponential(difference(batch.logp, batch.old_logp)), batch.mask, 0.99)}
 
 
 # Clipping of importance ratios by the loss: on which side, and of how many tokens the gradient is gone.
@@ -235,8 +246,8 @@ def clip_stats(
     (B, 1). For TRL's CISPO, which caps the ratio at c: ``low=inf, high=c - 1``, and no ``clipfrac_low``. NaN if a ratio
     or an advantage is.
     """
-    ratio = widen(x).exp()
-    below, above = clipped_sides(ratio, advantages, low=low, high=high)
+    ratio = exponential(x)
+    below, above = clipped_sides(ratio, advantages, low, high)
     flags = {"ratio/clipfrac_high": above, "ratio/clipfrac": below | above}
     if low < math.inf:
         flags["ratio/clipfrac_low"] = below
@@ -245,7 +256,8 @@ def clip_stats(
     return {name: Mean.of(indicator(flag, ratio, advantages), mask) for name, flag in flags.items()}
 
 
-def clipped_sides(ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
+@shared
+def clipped_sides(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Return masks of where the PPO clip [1 - low, 1 + high] binds: below with A < 0, and above with A > 0.
 
     Both are bool, in the common shape of ``ratio`` and ``advantages``.
@@ -268,7 +280,7 @@ def observe_clipping(batch: TokenBatch) -> Stats:
     if batch.old_logp is None or batch.clip is None or advantages is None:
         return {}
     low, high = batch.clip
-    x = widen(batch.logp) - widen(batch.old_logp)
+    x = difference(batch.logp, batch.old_logp)
     return {
         **clip_stats(x, advantages, batch.mask, low=low, high=high, dual=batch.dual_clip),
         "ratio/ess_clipped": Ess.of(truncated(x, low=low, high=high), batch.mask),
@@ -292,7 +304,7 @@ def sampling_kl(logp: Tensor, sampling_logp: Tensor, mask: Tensor) -> Tensor:
     """
     # A mean per token, as published: length does not matter, and one catastrophic token in a long response is hidden.
     # Therefore offpolicy/kl_neg_max complements the fractions.
-    gap = widen(sampling_logp) - widen(logp)
+    gap = difference(sampling_logp, logp)
     return keep(gap, mask.bool() & ~sampling_logp.isnan(), 0.0).sum(-1) / mask.bool().sum(-1)
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
+from functools import reduce, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypeVarTuple
 
 
 def widen(x: Tensor) -> Tensor:
@@ -33,6 +35,77 @@ def keep(x: Tensor, mask: Tensor, otherwise: float) -> Tensor:
     return torch.where(mask.bool(), widen(x), otherwise)
 
 
+class _Shared(threading.local):
+    """Results of this thread's shared functions at present: function and identity of arguments -> (arguments, result).
+
+    The arguments are kept with the result, so that nothing else can have their identity.
+    """
+
+    results: dict[tuple[object, ...], tuple[object, Any]] | None = None
+
+
+_shared = _Shared()
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Compute what several statistics of a batch need only once within the block; no tensor may change meanwhile.
+
+    That is the count of each mask, and the result of each function that is :func:`shared`.
+    """
+    before, _shared.results = _shared.results, {}
+    try:
+        yield
+    finally:
+        _shared.results = before
+
+
+def shared(work: Callable[[*Arguments], Result]) -> Callable[[*Arguments], Result]:
+    """Let ``work`` return the result of an earlier call with the very same arguments, within a :func:`sharing` block.
+
+    Results must not be changed. Outside a block every call computes.
+    """
+
+    @wraps(work)
+    def once(*args: *Arguments) -> Result:
+        results = _shared.results
+        if results is None:
+            return work(*args)
+        key = (work, *map(id, args))
+        found = results.get(key)
+        if found is None:
+            found = results[key] = (args, work(*args))
+        result: Result = found[1]
+        return result
+
+    return once
+
+
+@shared
+def difference(x: Tensor, y: Tensor) -> Tensor:
+    """Return ``x - y``, detached, in float32 at least: the log-ratio of two log-probs."""
+    return widen(x) - widen(y)
+
+
+@shared
+def exponential(x: Tensor) -> Tensor:
+    """Return e to the power of ``x``, detached, in float32 at least."""
+    return widen(x).exp()
+
+
+@shared
+def is_nan(x: Tensor) -> Tensor:
+    """Return a mask, True where ``x`` is NaN."""
+    return x.isnan()
+
+
+@shared
+def _any_nan(*compared: Tensor) -> Tensor:
+    return reduce(torch.logical_or, map(is_nan, compared))
+
+
 def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
     """Return 1.0 where ``holds`` is true, else 0.0, but NaN where one of the values it ``compared`` is NaN.
 
@@ -43,40 +116,21 @@ def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
     >>> indicator(ratio > 1, ratio)
     tensor([0., 1., nan])
     """
-    broken = reduce(torch.logical_or, [values.isnan() for values in compared])
+    broken = _any_nan(*compared)
     return torch.where(broken, torch.nan, holds)
-
-
-class _Counted(threading.local):
-    """Counts of the masks that this thread uses at present: identity, shape and type of a mask -> (mask, count)."""
-
-    counts: dict[tuple[int, torch.Size, torch.dtype], tuple[Tensor, Tensor]] | None = None
-
-
-_counted = _Counted()
-
-
-@contextmanager
-def counting_once() -> Iterator[None]:
-    """Count each mask only once within the block, however many statistics need the count; no mask may change
-    meanwhile.
-    """
-    before, _counted.counts = _counted.counts, {}
-    try:
-        yield
-    finally:
-        _counted.counts = before
 
 
 def masked_count(mask: Tensor, like: Tensor) -> Tensor:
     """Return the number of elements of ``like`` inside the mask, 0-d, as float32 (float64 if ``like`` is)."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    if _counted.counts is None:
+    if _shared.results is None:
         return _spread(mask, like).sum().to(dtype)
-    key = (id(mask), like.shape, dtype)
-    if key not in _counted.counts:
-        _counted.counts[key] = (mask, _spread(mask, like).sum().to(dtype))
-    return _counted.counts[key][1]
+    key = (masked_count, id(mask), like.shape, dtype)
+    found = _shared.results.get(key)
+    if found is None:
+        found = _shared.results[key] = (mask, _spread(mask, like).sum().to(dtype))
+    count: Tensor = found[1]
+    return count
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -117,8 +171,7 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     CPU, where nothing is waited for, it selects, O(n).
     """
     if x.device.type == "cpu":
-        inside = widen(x).numpy()[_spread(mask, x).numpy()]
-        return torch.from_numpy(_quantile(inside, q))
+        return torch.from_numpy(_quantile(*_inside(x, mask), q))
     kept = keep(x, mask, torch.inf).flatten()
     if not kept.numel():
         return kept.new_full((), torch.nan)
@@ -133,9 +186,19 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     return torch.where(undefined, torch.nan, value)
 
 
-def _quantile(x: np.ndarray, q: float) -> np.ndarray:
-    """Return the quantile ``q`` of all of ``x`` (N,), 0-d and of its type, as :func:`masked_quantile` does."""
-    if not len(x) or np.isnan(x).any():
+@shared
+def _inside(x: Tensor, mask: Tensor) -> tuple[np.ndarray, bool]:
+    """Return the elements of ``x`` inside the mask, (N,), and whether one of them is NaN."""
+    inside = widen(x).numpy()[_spread(mask, x).numpy()]
+    return inside, bool(np.isnan(inside).any())
+
+
+def _quantile(x: np.ndarray, broken: bool, q: float) -> np.ndarray:
+    """Return the quantile ``q`` of all of ``x`` (N,), 0-d and of its type, as :func:`masked_quantile` does.
+
+    ``broken``: one of them is NaN.
+    """
+    if not len(x) or broken:
         return np.full((), np.nan, x.dtype)
     place = q * (len(x) - 1)
     low, high = math.floor(place), math.ceil(place)

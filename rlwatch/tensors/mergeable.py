@@ -18,7 +18,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlwatch.tensors.masked import keep, masked_count, masked_max, masked_min, masked_quantile, masked_sum, widen
+from rlwatch.tensors.masked import (
+    keep,
+    masked_count,
+    masked_max,
+    masked_min,
+    masked_quantile,
+    masked_sum,
+    shared,
+    sharing,
+    widen,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +246,7 @@ def _added(sums: Sequence[tuple[str, Total, Total]]) -> Stats:
     if not sums:
         return {}
     # A micro-batch has dozens of sums over one mask. Added one by one they would be as many kernel launches; so equal
-    # counts (the same tensor, see counting_once) are added once, and all sums in one launch. The order of the two
+    # counts (the same tensor, see sharing) are added once, and all sums in one launch. The order of the two
     # operands is that of merge(), so that the result is the same to the last bit.
     counts = {(id(a.count), id(b.count)): (a.count, b.count) for _, a, b in sums}
     left, right = zip(*counts.values(), strict=True)
@@ -281,18 +291,19 @@ class Reading:
 
 def read(stats: Mapping[str, Stat]) -> list[Reading]:
     """Settle ``stats`` and return their values and counts, in few operations, and without waiting for the device."""
-    alike: dict[tuple[object, ...], list[tuple[str, Stat]]] = {}
-    for name, unsettled in stats.items():
-        stat = unsettled if unsettled.elementwise else unsettled.settle()
-        alike.setdefault(_kind(stat), []).append((name, stat))
-    joined: dict[tuple[object, ...], list[Reading]] = {}
-    for group in alike.values():
-        one = _read(*zip(*group, strict=True))
-        joined.setdefault((one.values.device, one.values.dtype, one.counts.device, one.counts.dtype), []).append(one)
-    return [_joined(readings) for readings in joined.values()]
+    with sharing():
+        alike: dict[tuple[object, ...], list[tuple[str, Stat]]] = {}
+        for name, unsettled in stats.items():
+            stat = unsettled if unsettled.elementwise else unsettled.settle()
+            alike.setdefault(_kind(stat), []).append((name, stat))
+        found: dict[tuple[object, ...], list[Reading]] = {}
+        for group in alike.values():
+            one = _read(*zip(*group, strict=True))
+            found.setdefault((one.values.device, one.values.dtype, one.counts.device, one.counts.dtype), []).append(one)
+        return [_together(readings) for readings in found.values()]
 
 
-def _joined(readings: Sequence[Reading]) -> Reading:
+def _together(readings: Sequence[Reading]) -> Reading:
     names = tuple(name for one in readings for name in one.names)
     return Reading(names, torch.cat([one.values for one in readings]), torch.cat([one.counts for one in readings]))
 
@@ -306,7 +317,13 @@ def _kind(stat: Stat) -> tuple[object, ...]:
     """Return the properties that statistics must share to be read as one."""
     if not stat.elementwise:
         return (id(stat),)
-    return type(stat), *[getattr(part, "device", part) for part in _parts(stat)]
+    return _calculation(type(stat)), *[getattr(part, "device", part) for part in _parts(stat)]
+
+
+@cache
+def _calculation(kind: type[Stat]) -> tuple[object, ...]:
+    """Return what is computed of a class of statistics when it is read: the same for a sum, a maximum and a minimum."""
+    return kind.settle, kind.value, *[f.name for f in fields(kind)]
 
 
 def _stacked(stats: Sequence[Stat]) -> Stat:
@@ -419,6 +436,23 @@ class Ess(Stat):
         return (2 * self.log_sum - self.log_squares - self.count.log()).exp().clamp(max=1.0)
 
 
+@shared
+def pieces_of(x: Tensor, mask: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the values of one batch and which of them count, (N,) each, for statistics that keep them."""
+    return (widen(x).flatten(),), (mask.bool().expand_as(x).flatten(),)
+
+
+@shared
+def joined(pieces: tuple[Tensor, ...]) -> Tensor:
+    """Return the ``pieces`` of all batches as one tensor."""
+    return cat(pieces)
+
+
+def cat(tensors: Sequence[Tensor]) -> Tensor:
+    """Return ``torch.cat(tensors)``, or the only one of them itself."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
 @dataclass(frozen=True, slots=True)
 class Quantile(Stat):
     """The exact ``q``-quantile; keeps the values (4 bytes per token) until the step ends.
@@ -435,7 +469,7 @@ class Quantile(Stat):
     @classmethod
     def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
         """Measure the quantile ``q``, in [0, 1], of the values ``x`` inside ``mask``, a tensor of the same shape."""
-        return cls(masked_count(mask, x), q, (widen(x).flatten(),), (mask.bool().expand_as(x).flatten(),))
+        return cls(masked_count(mask, x), q, *pieces_of(x, mask))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -465,7 +499,7 @@ class Quantile(Stat):
 
     @override
     def value(self) -> Tensor:
-        x, mask = torch.cat(self.values), torch.cat(self.masks)
+        x, mask = joined(self.values), joined(self.masks)
         if max(self.every) == 1:
             return masked_quantile(x, mask, self.q)
         times = torch.cat([torch.full_like(v, n) for v, n in zip(self.values, self.every, strict=True)])
@@ -512,14 +546,7 @@ class Paired(Stat):
     @classmethod
     def of(cls, x: Tensor, y: Tensor, mask: Tensor) -> Self:
         """Measure the pairs inside ``mask``; ``x`` and ``y`` broadcast against each other and the mask."""
-        shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
-        dtype = torch.float32 if x.device.type == "mps" else torch.float64
-        x, y = (widen(z).to(dtype).expand(shape) for z in (x, y))
-        n = masked_count(mask, x)
-        mean_x, mean_y = (masked_sum(z, mask) / n.clamp(min=1) for z in (x, y))
-        # Two passes, means first: sum xy - n <x><y> of log-probs near -1 would lose what is looked for.
-        dx, dy = keep(x - mean_x, mask, 0.0), keep(y - mean_y, mask, 0.0)
-        return cls(n, mean_x, mean_y, dx.square().sum(), dy.square().sum(), (dx * dy).sum())
+        return cls(*_moments(x, y, mask))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -536,6 +563,24 @@ class Paired(Stat):
             self.yy + other.yy + gap_y.square() * both,
             self.xy + other.xy + gap_x * gap_y * both,
         )
+
+
+@shared
+def _moments(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the number of pairs inside ``mask``, the two means, and the sums of squared deviations and of their
+    product.
+    """
+    shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+    dtype = torch.float32 if x.device.type == "mps" else torch.float64
+    x, y = (widen(z).to(dtype).expand(shape) for z in (x, y))
+    n = masked_count(mask, x)
+    # Two passes, means first: sum xy - n <x><y> of log-probs near -1 would lose what is looked for.
+    both = torch.stack([x, y])
+    means = keep(both, mask, 0.0).flatten(1).sum(-1) / n.clamp(min=1)
+    dx, dy = keep(both - means.view(2, *[1] * x.dim()), mask, 0.0).unbind()
+    products = torch.stack([dx * dx, dy * dy, dx * dy]).flatten(1).sum(-1)
+    (mean_x, mean_y), (xx, yy, xy) = means.unbind(), products.unbind()
+    return n, mean_x, mean_y, xx, yy, xy
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from rlwatch.tensors.degeneration import unended
 from rlwatch.tensors.groups import Grouped, agreement, answer_stats, consecutive, reward_stats
-from rlwatch.tensors.masked import counting_once, keep, masked_count, masked_max, masked_quantile, masked_sum, widen
+from rlwatch.tensors.masked import keep, masked_count, masked_max, masked_quantile, masked_sum, sharing, widen
 from rlwatch.tensors.mergeable import (
     Correlation,
     Latest,
@@ -44,7 +44,9 @@ from rlwatch.tensors.mergeable import (
     Stats,
     Std,
     Total,
+    joined,
     nonfinite_stats,
+    pieces_of,
 )
 from rlwatch.tensors.padded import Padded, tensor_of
 from rlwatch.tensors.tokens import TokenBatch
@@ -70,7 +72,7 @@ class Kept(Stat):
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
         """Keep the values ``x`` (B,), one per response, inside ``mask`` (B,)."""
-        return cls(masked_count(mask, widen(x)), (widen(x),), (mask.bool(),))
+        return cls(masked_count(mask, x), *pieces_of(x, mask))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -79,7 +81,7 @@ class Kept(Stat):
 
     @override
     def settle(self) -> Latest:
-        over, under = self.fraction(torch.cat(self.values), torch.cat(self.masks))
+        over, under = self.fraction(joined(self.values), joined(self.masks))
         return Latest(self.count.masked_fill(under == 0, 0.0), over / under)
 
     @override
@@ -448,7 +450,7 @@ def observe_responses(batch: ResponseBatch) -> Stats:
     Statistics of groups keep one value for each response, so that a group may be spread over several batches, unless
     the batch is marked as holding whole groups.
     """
-    with torch.no_grad(), counting_once():
+    with torch.no_grad(), sharing():
         stats: Stats = {}
         for observer in (_rewards, _groups, _lengths, _ages, _tasks, _text):
             stats |= observer(batch)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlwatch.tensors.masked import keep, widen
+from rlwatch.tensors.masked import difference, keep, shared, widen
 from rlwatch.tensors.mergeable import Mean, Stats
 
 
@@ -84,9 +84,7 @@ class TokenBatch:
     @property
     def token_advantages(self) -> Tensor | None:
         """Advantages as (B, T) or (B, 1), so that they broadcast over tokens; None if there are none."""
-        if self.advantages is None or self.advantages.dim() > 1:
-            return self.advantages
-        return self.advantages.unsqueeze(1)
+        return None if self.advantages is None else _over_tokens(self.advantages)
 
     @property
     def trainer_logp(self) -> Tensor:
@@ -106,6 +104,11 @@ class TokenBatch:
         """Return a copy with memory of its own, as the trainer may reuse its memory; ids of experts are not copied."""
         mine = {name: x.detach().clone() for name, x in _tensors(self).items() if name not in _EXPERTS}
         return replace(self, **mine)
+
+
+@shared
+def _over_tokens(advantages: Tensor) -> Tensor:
+    return advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
 
 
 _EXPERTS = ("experts", "rollout_experts", "old_experts")
@@ -223,11 +226,11 @@ def spike_score(batch: TokenBatch) -> Tensor:
     score = widen(batch.logp) / LOGP_LIMIT
     broken = ~batch.logp.isfinite()
     if batch.old_logp is not None:
-        log_ratio = widen(batch.logp) - widen(batch.old_logp)
+        log_ratio = difference(batch.logp, batch.old_logp)
         score = score.maximum(log_ratio / math.log(RATIO_LIMIT))
         broken = broken | ~batch.old_logp.isfinite()
     if batch.rollout_logp is not None:
-        score = score.maximum((widen(batch.trainer_logp) - widen(batch.rollout_logp)).abs() / LOGP_DIFF_LIMIT)
+        score = score.maximum((difference(batch.trainer_logp, batch.rollout_logp)).abs() / LOGP_DIFF_LIMIT)
         broken = broken | ~batch.rollout_logp.isfinite()
     if batch.ref_logp is not None:
         broken = broken | ~batch.ref_logp.isfinite()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlwatch.tensors.masked import counting_once, masked_count
+from rlwatch.tensors.masked import sharing, masked_count
 from rlwatch.tensors.mergeable import Max, Mean, Total, merge
 from rlwatch.tensors.transfer import Transfer
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 def test_a_mask_is_counted_once_for_each_shape_and_type():
     """The same tensor comes back, so that it is shipped and added once too."""
     mask, x = torch.tensor([[True, False]]), torch.ones(1, 2)
-    with counting_once():
+    with sharing():
         first, again = masked_count(mask, x), masked_count(mask, x + 1)
         double, wider = masked_count(mask, x.double()), masked_count(mask, torch.ones(3, 2))
 
@@ -25,19 +25,19 @@ def test_a_mask_is_counted_once_for_each_shape_and_type():
 def test_outside_a_batch_nothing_is_remembered():
     """A mask that was changed in place is counted anew."""
     mask, x = torch.tensor([True, False]), torch.ones(2)
-    with counting_once():
+    with sharing():
         assert masked_count(mask, x).item() == 1
     mask[1] = True
 
     assert masked_count(mask, x).item() == 2
-    with counting_once():
+    with sharing():
         assert masked_count(mask, x).item() == 2
 
 
 def test_a_new_mask_in_the_place_of_an_old_one_is_not_mistaken_for_it():
     """Identity is kept for as long as the count is."""
     x = torch.ones(4)
-    with counting_once():
+    with sharing():
         counts = [masked_count(torch.arange(4) < n, x).item() for n in (1, 2, 3, 4)]
 
     assert counts == [1, 2, 3, 4]
@@ -47,7 +47,7 @@ def test_sums_of_two_batches_are_added_whatever_else_is_measured():
     """Means, totals and maxima together; a metric of one batch only is kept; NaN stays."""
     mask = torch.tensor([1, 1, 0])
     x = torch.tensor([1.0, 3.0, 9.0])
-    with counting_once():
+    with sharing():
         first = {"m": Mean.of(x, mask), "t": Total.of(x, mask), "max": Max.of(x, mask), "one": Mean.of(x, mask)}
     second = {"m": Mean.of(x * 2, torch.ones(3)), "t": Total.of(x * torch.nan, mask), "max": Max.of(x, torch.ones(3))}
 
