@@ -7,7 +7,9 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from rlwatch.tensors.masked import shared
 from rlwatch.tensors.mergeable import Max, Mean, Stats
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -23,8 +25,12 @@ def id0_share(ids: Tensor, mask: Tensor) -> Tensor:
 
     A sampler fed NaN logits emits id 0 for ever: "!" in Qwen2's and Llama 3's vocabularies (verl #721, #751).
     """
-    on = mask.bool()
-    return ((ids == 0) & on).sum(-1) / on.sum(-1).float()
+    return _zeros(ids, mask).sum(-1) / mask.bool().sum(-1).float()
+
+
+@shared
+def _zeros(ids: Tensor, mask: Tensor) -> Tensor:
+    return (ids == 0) & mask.bool()
 
 
 def id0_run(ids: Tensor, mask: Tensor) -> Tensor:
@@ -35,7 +41,7 @@ def id0_run(ids: Tensor, mask: Tensor) -> Tensor:
     >>> id0_run(torch.tensor([[0, 0, 5, 0]]), torch.ones(1, 4)).tolist()
     [2.0]
     """
-    zero = (ids == 0) & mask.bool()
+    zero = _zeros(ids, mask)
     place = torch.arange(1, zero.shape[1] + 1, device=ids.device).expand_as(zero)
     if not zero.numel():
         return torch.zeros(zero.shape[0], device=ids.device)
@@ -70,11 +76,11 @@ def degeneration_stats(ids: Tensor, mask: Tensor) -> Stats:
     token is no run: if id 0 ends a response, an empty one is that token alone.
     """
     some = mask.bool().any(-1)
-    trigrams, has_trigrams = distinct(ids, mask, 3)
+    one, two, (trigrams, has_trigrams) = _distinct(ids, mask, (1, 2, 3))
     loops, runs = Loops.of(ids, mask), id0_run(ids, mask)
     return {
-        "text/distinct_1": Mean.of(*distinct(ids, mask, 1)),
-        "text/distinct_2": Mean.of(*distinct(ids, mask, 2)),
+        "text/distinct_1": Mean.of(*one),
+        "text/distinct_2": Mean.of(*two),
         "text/repetition": Mean.of(1 - trigrams, has_trigrams),
         "text/loop_cover": Mean.of(loops.longest, loops.measured),
         "text/tail_loop": Mean.of(loops.tail, loops.measured),
@@ -106,7 +112,11 @@ def windows(mask: Tensor, n: int) -> Tensor:
     """
     if mask.shape[1] < n:
         return mask.new_zeros((mask.shape[0], 0), dtype=torch.bool)
-    return mask.bool().unfold(1, n, 1).all(-1)
+    whole, span = mask.bool(), 1
+    while span < n:  # two windows that overlap, or touch, are one of up to twice the length
+        step = min(span, n - span)
+        whole, span = whole[:, :-step] & whole[:, step:], span + step
+    return whole
 
 
 def distinct(ids: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -120,16 +130,34 @@ def distinct(ids: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
     >>> [round(distinct(ids, torch.ones_like(ids), n)[0].item(), 7) for n in (1, 2, 3)]
     [0.5714286, 0.6666667, 0.8]
     """
-    whole, ids = windows(mask, n), ids.detach().long()
-    width = whole.shape[1]
-    grams = torch.zeros_like(ids[:, :width])
-    for i in range(n):
-        grams = grams * _BASE + ids[:, i : i + width]
-    ordered = grams.masked_fill(~whole, -1).sort(-1).values
+    (found,) = _distinct(ids, mask, (n,))
+    return found
+
+
+TOGETHER = 2**15
+"""Most tokens of which n-grams of several lengths are sorted together, which takes that many times the memory."""
+
+
+def _distinct(ids: Tensor, mask: Tensor, sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Return :func:`distinct` for each of the ``sizes`` n."""
+    if len(sizes) > 1 and ids.numel() > TOGETHER:
+        return [found for n in sizes for found in _distinct(ids, mask, (n,))]
+    ids, every, grams = ids.detach().long(), [], []
+    for n in sizes:
+        whole = windows(mask, n)
+        width = whole.shape[1]
+        gram = ids[:, :width]
+        for i in range(1, n):
+            gram = gram * _BASE + ids[:, i : i + width]
+        every.append(pad(whole, (0, ids.shape[1] - width)))
+        grams.append(pad(gram, (0, ids.shape[1] - width)))
+    whole = torch.stack(every)
+    ordered = torch.where(whole, torch.stack(grams), -1).sort(-1).values
     fresh = ordered >= 0
-    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    fresh[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
     total = whole.sum(-1)
-    return fresh.sum(-1) / total.float(), total > 0
+    share = fresh.sum(-1) / total.float()
+    return list(zip(share.unbind(), (total > 0).unbind(), strict=True))
 
 
 # Responses that repeat themselves: one block of tokens, of any length, several times in a row.

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -163,12 +163,10 @@ def norms_of(pieces: Sequence[Piece]) -> GradNorms | None:
     if not counted:
         return None
     squares = _squares(counted)
-    places, order = iter(range(len(counted))), list[int]()
-    layers: dict[str, list[int]] = {}
-    for i, piece in enumerate(pieces):
-        order.append(-1 if piece.counted is None else next(places))
-        layers.setdefault(layer_of(piece.name), []).append(i)
+    places = iter(range(len(counted)))
+    order = tuple(-1 if piece.counted is None else next(places) for piece in pieces)
     every = squares if len(counted) == len(pieces) else row_sums(squares, tuple((place,) for place in order))
+    layers = _layers(tuple(piece.name for piece in pieces))
     sizes = [(piece.held, piece.size) for piece in pieces]
     return GradNorms(
         tuple(layers),
@@ -177,6 +175,15 @@ def norms_of(pieces: Sequence[Piece]) -> GradNorms | None:
         tuple(sum(sizes[i][1] for i in row) for row in layers.values()),
         (~every.isfinite()).float(),
     )
+
+
+@lru_cache(maxsize=16)
+def _layers(names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Return layer -> indices of its parameters among ``names``, in model order."""
+    layers: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        layers.setdefault(layer_of(name), []).append(i)
+    return {layer: tuple(row) for layer, row in layers.items()}
 
 
 def row_sums(x: Tensor, rows: tuple[tuple[int, ...], ...]) -> Tensor:
@@ -196,8 +203,7 @@ def _index(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
     return filled.to(device, non_blocking=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The gradient of one parameter: the part ``counted`` that this rank counts (None if none), and its ``size`` on all
     ranks.
     """
@@ -279,10 +285,13 @@ def norm_of_each(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) 
     """Return the L2 norm of each tensor, 0-d, accumulated in ``dtype``, all on one device wherever the tensors are."""
     if not tensors:
         return []
+    devices = dict.fromkeys(tensor.device for tensor in tensors)
+    if len(devices) == 1:
+        return list(torch._foreach_norm(list(tensors), 2, dtype=dtype))  # noqa: SLF001  (as clip_grad_norm_)
     here, norms = meeting_place(tensors), dict[int, Tensor]()
-    for device in dict.fromkeys(tensor.device for tensor in tensors):
+    for device in devices:
         places = [i for i, tensor in enumerate(tensors) if tensor.device == device]
-        each = torch._foreach_norm([tensors[i] for i in places], 2, dtype=dtype)  # noqa: SLF001  (as clip_grad_norm_)
+        each = torch._foreach_norm([tensors[i] for i in places], 2, dtype=dtype)  # noqa: SLF001
         norms |= {i: moved(norm, here) for i, norm in zip(places, each, strict=True)}
     return [norms[i] for i in range(len(tensors))]
 

@@ -51,10 +51,17 @@ def divided(model: Any) -> bool:
     """Return True if ``.grad`` of the parameters of ``model`` on this rank holds only a part of the gradient, or
     nothing.
     """
-    chunks = chunks_of(model)
-    if any(map(_buffered, chunks)):
+    return _divided(model, _weights(model))
+
+
+def _weights(model: Any) -> list[tuple[str, Parameter]]:
+    return [named for chunk in chunks_of(model) for named in named_weights(chunk)]
+
+
+def _divided(model: Any, named: Sequence[tuple[str, Parameter]]) -> bool:
+    if any(map(_buffered, chunks_of(model))):
         return True
-    odd = [p for chunk in chunks for _, p in named_weights(chunk) if not ordinary(p)]
+    odd = [p for _, p in named if not ordinary(p)]
     return bool(odd) and (any(hasattr(p, "main_grad") for p in odd) or cut(model))
 
 
@@ -90,9 +97,9 @@ def model_norms(model: Any, *, rank: int = 0) -> GradNorms | None:
     None also if :func:`hindrance` returns a reason. For Megatron's models call it after the gradients are reduced
     (``finalize_model_grads``) and before the optimizer's step.
     """
-    chunks, state = chunks_of(model), groups()
-    if not divided(model):
-        return grad_norms([named for chunk in chunks for named in named_weights(chunk)], rank=rank)
+    chunks, state, named = chunks_of(model), groups(), _weights(model)
+    if not _divided(model, named):
+        return grad_norms(named, rank=rank)
     if state is None or hindrance(model) is not None:
         return None
     return norms_of([piece for chunk in chunks for piece in _pieces(chunk, state)])

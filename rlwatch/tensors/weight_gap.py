@@ -410,8 +410,9 @@ class UpdateSample:
         ``turn``: number of the step; different steps sample different elements. Of a DTensor each rank counts its
         shard, and the lowest of the ranks that hold the same shard. A whole weight counts on ``rank`` 0.
         """
-        kept: list[tuple[str, Tensor]] = []
+        layers, weights = list[str](), list[Tensor]()
         held, sizes = dict[str, int](), dict[str, int]()
+        known: dict[tuple[object, ...], list[int]] = {}
         for name, weight in named:
             if not _measurable(weight):
                 continue
@@ -420,18 +421,16 @@ class UpdateSample:
             sizes[layer] = sizes.get(layer, 0) + size
             held[layer] = held.get(layer, 0) + here
             if part is not None and here:
-                kept.append((layer, part))
-        if not kept:
+                known.setdefault((part.device, part.dtype, min(SAMPLED, here)), []).append(len(weights))
+                layers.append(layer)
+                weights.append(part)
+        if not weights:
             return None
-        layers, weights = zip(*kept, strict=True)
-        known: dict[tuple[object, ...], list[int]] = {}
-        for i, weight in enumerate(weights):
-            known.setdefault((weight.device, weight.dtype, min(SAMPLED, weight.numel())), []).append(i)
         groups = []
         for members in known.values():
             rows = tuple(_sample(weights[i], turn) for i in members)
             groups.append(_Group(tuple(members), rows, torch.stack(rows).float()))
-        return cls(layers, weights, held, sizes, turn, tuple(groups))
+        return cls(tuple(layers), tuple(weights), held, sizes, turn, tuple(groups))
 
     def stats(self) -> Stats:
         """Return statistics of the step that was taken since the sample, without waiting for the device.
