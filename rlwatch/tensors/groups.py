@@ -11,7 +11,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Self
 
 import torch
@@ -19,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from rlwatch.tensors.masked import keep, masked_count, widen
-from rlwatch.tensors.mergeable import Mean, Stat, Total
+from rlwatch.tensors.masked import keep, masked_count, shared, widen
+from rlwatch.tensors.mergeable import Mean, Stat, Total, cat
 
 
 def consecutive(n: int, size: int, device: torch.device | None = None) -> Tensor:
@@ -120,17 +119,16 @@ class Grouped(Stat):
         return self.settle().value()
 
 
-@lru_cache(maxsize=4)
+@shared
 def joined(pieces: tuple[Tensor, ...]) -> Tensor:
     """Return the ``pieces``, one tensor (B, ...) per batch, as one tensor (N, ...).
 
-    Many statistics keep the very same tensors, and tensors are equal in a cache only if they are identical. So the
-    result, and what is computed from it, is shared by all those statistics.
+    Many statistics keep the very same tensors, so that they share the result, and what is computed from it.
     """
-    return torch.cat(pieces)
+    return cat(pieces)
 
 
-@lru_cache(maxsize=2)
+@shared
 def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
     """Return the partition of the responses of all batches by group; ``pieces``: group ids (B,) of each batch.
 
@@ -140,7 +138,7 @@ def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
     for ids in pieces:
         apart.append(torch.where(ids < 0, ids - seen, ids))
         seen += ids.shape[0]
-    return Grouping.of(torch.cat(apart))
+    return Grouping.of(cat(apart))
 
 
 # Rewards of groups: those that teach nothing because all are equal, their spread, pass@k.
@@ -201,7 +199,7 @@ class Verdicts:
         return self.measured & ~self.flat
 
 
-@lru_cache(maxsize=2)
+@shared
 def verdicts_of(values: Tensor, mask: Tensor, grouping: Grouping) -> Verdicts:
     """Judge each group by the scores ``values`` (N, 2) inside ``mask`` (N,); all statistics of the same tensors share
     the result.
@@ -316,7 +314,7 @@ class StarvationMargin(Grouped):
         return Unless(keep(limit, several, 0.0).sum(), passed, verdicts.unknown)
 
 
-@lru_cache(maxsize=2)
+@shared
 def chances_of(values: Tensor, mask: Tensor, grouping: Grouping) -> tuple[tuple[Tensor, ...], ...]:
     """Return for each k of :data:`PASS_AT` the number of groups of at least k responses, and two sums over them.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce, wraps
 from typing import Any, TypeVar
@@ -42,6 +42,7 @@ class _Shared(threading.local):
     """
 
     results: dict[tuple[object, ...], tuple[object, Any]] | None = None
+    later: dict[tuple[object, ...], _Reductions] | None = None
 
 
 _shared = _Shared()
@@ -60,6 +61,82 @@ def sharing() -> Iterator[None]:
         yield
     finally:
         _shared.results = before
+
+
+# Reductions together: a step has a hundred sums over tokens, each of which alone is several kernel launches.
+
+
+@contextmanager
+def reducing_together() -> Iterator[None]:
+    """Compute the reductions of all statistics made within the block together, when it ends: they are NaN until then.
+
+    No tensor may change meanwhile.
+    """
+    before, _shared.later = _shared.later, {}
+    try:
+        yield
+        for reductions in _shared.later.values():
+            reductions.compute()
+    finally:
+        _shared.later = before
+
+
+REDUCTIONS: Mapping[str, tuple[float, Callable[..., Tensor]]] = {
+    "sum": (0.0, torch.sum),
+    "max": (-torch.inf, torch.amax),
+    "min": (torch.inf, torch.amin),
+}
+"""Reduction -> what it reads outside the mask, and its function."""
+FEW, MANY = 2**13, 2**22
+"""Most elements of a tensor on the CPU that is reduced together with others, because a copy of more costs more than
+another call; elements from which a group of tensors, on any device, is reduced without waiting for more.
+"""
+SLOTS = 32
+"""Results that are allocated at once."""
+
+
+class _Reductions:
+    """Reductions of one kind, of tensors of one shape, type and device, computed together in a few operations."""
+
+    def __init__(self, kind: str) -> None:
+        self._outside, self._function = REDUCTIONS[kind]
+        self._free: list[Tensor] = []
+        self._x: list[Tensor] = []
+        self._masks: list[Tensor] = []
+
+    def add(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the 0-d tensor that will hold the reduction of ``x`` inside ``mask``."""
+        if not self._free or len(self._x) * x.numel() >= MANY:
+            self.compute()
+            self._results = x.new_full((SLOTS,), torch.nan)
+            self._free = list(self._results.unbind()[::-1])
+        self._x.append(x)
+        self._masks.append(mask)
+        return self._free.pop()
+
+    def compute(self) -> None:
+        """Fill the results given out so far."""
+        if self._x:
+            kept = torch.where(torch.stack(self._masks), torch.stack(self._x), self._outside)
+            first = SLOTS - len(self._free) - len(self._x)
+            self._function(kept.flatten(1), -1, out=self._results[first : first + len(self._x)])
+            self._x, self._masks = [], []
+
+
+def reduced(kind: str, x: Tensor, mask: Tensor) -> Tensor:
+    """Return the reduction ``kind`` of ``x`` inside the mask, 0-d, as :func:`masked_sum`, ``_max`` or ``_min`` does.
+
+    Within a :func:`reducing_together` block it may have its value only once the block has ended.
+    """
+    wide, together = widen(x), _shared.later
+    small = 0 < wide.numel() <= (FEW if wide.device.type == "cpu" else MANY)
+    if together is None or not small or mask.shape != wide.shape or mask.dtype is not torch.bool:
+        return _DIRECT[kind](x, mask)
+    key = (kind, wide.shape, wide.dtype, wide.device)
+    group = together.get(key)
+    if group is None:
+        group = together[key] = _Reductions(kind)
+    return group.add(wide, mask)
 
 
 def shared(work: Callable[[*Arguments], Result]) -> Callable[[*Arguments], Result]:
@@ -161,6 +238,11 @@ def masked_min(x: Tensor, mask: Tensor) -> Tensor:
     """
     kept = keep(x, mask, torch.inf)
     return kept.amin() if kept.numel() else kept.new_full((), torch.inf)
+
+
+_DIRECT: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": masked_sum, "max": masked_max, "min": masked_min,
+}  # fmt: skip
 
 
 def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:

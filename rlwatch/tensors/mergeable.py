@@ -22,9 +22,9 @@ from rlwatch.tensors.masked import (
     keep,
     masked_count,
     masked_max,
-    masked_min,
     masked_quantile,
     masked_sum,
+    reduced,
     shared,
     sharing,
     widen,
@@ -95,7 +95,7 @@ class Total(Single):
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
         """Sum and count the values ``x`` inside ``mask``, a tensor of the same shape."""
-        return cls(masked_count(mask, x), masked_sum(x, mask))
+        return cls(masked_count(mask, x), reduced("sum", x, mask))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -123,7 +123,7 @@ class ShareStat(Stat):
     @classmethod
     def of(cls, part: Tensor, whole: Tensor, mask: Tensor) -> Self:
         """Measure the sum of ``part`` relative to that of ``whole`` (>= ``part`` >= 0), both inside ``mask``."""
-        return cls(masked_count(mask, whole), masked_sum(part, mask), masked_sum(whole, mask))
+        return cls(masked_count(mask, whole), reduced("sum", part, mask), reduced("sum", whole, mask))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -145,7 +145,7 @@ class Max(Single):
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
         """Measure the maximum of the values ``x`` inside ``mask``, a tensor of the same shape."""
-        return cls(masked_count(mask, x), masked_max(x, mask))
+        return cls(masked_count(mask, x), reduced("max", x, mask))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -159,7 +159,7 @@ class Min(Single):
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
         """Measure the minimum of the values ``x`` inside ``mask``, a tensor of the same shape."""
-        return cls(masked_count(mask, x), masked_min(x, mask))
+        return cls(masked_count(mask, x), reduced("min", x, mask))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -200,7 +200,7 @@ class RankMean(Total):
     def of(cls, x: Tensor, mask: Tensor) -> Self:
         """Measure the sum of the values ``x`` inside ``mask``, a tensor of the same shape, on this rank."""
         count = masked_count(mask, x)
-        return cls(count, masked_sum(x, mask), torch.ones_like(count))
+        return cls(count, reduced("sum", x, mask), torch.ones_like(count))
 
     @override
     def merge(self, other: Self) -> Self:

@@ -30,7 +30,7 @@ from rlwatch.tensors.importance import (
     observe_ratio_quantiles,
     observe_ratios,
 )
-from rlwatch.tensors.masked import sharing
+from rlwatch.tensors.masked import reducing_together, sharing
 from rlwatch.tensors.mergeable import Stats
 from rlwatch.tensors.mismatch import observe_divergence, observe_mismatch, observe_mismatch_detail
 from rlwatch.tensors.responses import observe_length_tail, observe_lengths
@@ -82,7 +82,7 @@ def observe(batch: TokenBatch, *, full: bool = True) -> Stats:
     ``full``: also compute statistics that sort, group or compare; without it only those that cost a pass or two over
     (B, T).
     """
-    with torch.no_grad(), sharing():
+    with torch.no_grad(), sharing(), reducing_together():
         stats: Stats = {}
         for observer in (*CORE, *FULL) if full else CORE:
             stats |= observer(batch)

@@ -32,7 +32,16 @@ from typing_extensions import override
 
 from rlwatch.tensors.degeneration import unended
 from rlwatch.tensors.groups import Grouped, agreement, answer_stats, consecutive, reward_stats
-from rlwatch.tensors.masked import keep, masked_count, masked_max, masked_quantile, masked_sum, sharing, widen
+from rlwatch.tensors.masked import (
+    keep,
+    masked_count,
+    masked_max,
+    masked_quantile,
+    masked_sum,
+    reducing_together,
+    sharing,
+    widen,
+)
 from rlwatch.tensors.mergeable import (
     Correlation,
     Latest,
@@ -450,7 +459,7 @@ def observe_responses(batch: ResponseBatch) -> Stats:
     Statistics of groups keep one value for each response, so that a group may be spread over several batches, unless
     the batch is marked as holding whole groups.
     """
-    with torch.no_grad(), sharing():
+    with torch.no_grad(), sharing(), reducing_together():
         stats: Stats = {}
         for observer in (_rewards, _groups, _lengths, _ages, _tasks, _text):
             stats |= observer(batch)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rlwatch.tensors.masked import sharing, masked_count
-from rlwatch.tensors.mergeable import Max, Mean, Total, merge
+from rlwatch.tensors.masked import difference, masked_count, reducing_together, sharing
+from rlwatch.tensors.mergeable import Max, Mean, Min, Total, merge
 from rlwatch.tensors.transfer import Transfer
 
 pytestmark = pytest.mark.torch
@@ -71,3 +71,31 @@ def test_tensors_of_different_types_come_back_in_their_order():
     back = Transfer(sent).read()
 
     assert [array.tolist() for array in back] == [1.5, [2.0, 3.0], 4.0, 1.0, [[5.0], [6.0]], [], 7.0]
+
+
+def test_reductions_of_a_batch_are_computed_when_it_ends():
+    """Sums, maxima and minima of any masks in a few operations; NaN inside the mask shows, outside it does not."""
+    generator = torch.Generator().manual_seed(1)
+    values = [torch.randn(4, 6, generator=generator) for _ in range(70)]
+    masks = [torch.rand(4, 6, generator=generator) > 0.4 for _ in values]
+    values[3][masks[3]] = torch.nan
+    values[5][~masks[5]] = torch.nan
+    with sharing(), reducing_together():
+        together = [(Mean.of(x, on), Max.of(x, on), Min.of(x, on)) for x, on in zip(values, masks, strict=True)]
+        assert together[-1][0].kept.isnan()
+
+    for stats, x, on in zip(together, values, masks, strict=True):
+        for found, alone in zip(stats, (Mean.of(x, on), Max.of(x, on), Min.of(x, on)), strict=True):
+            assert found.value().item() == pytest.approx(alone.value().item(), rel=1e-6, nan_ok=True)
+            assert found.count.item() == alone.count.item()
+
+
+def test_what_is_shared_is_computed_once_within_a_block():
+    """The same tensor comes back for the very same arguments, and nothing is kept afterwards."""
+    x, y = torch.randn(3), torch.randn(3)
+    with sharing():
+        first, again, other = difference(x, y), difference(x, y), difference(x.clone(), y)
+
+    assert first is again
+    assert other is not first
+    assert difference(x, y) is not first
