@@ -202,12 +202,13 @@ def from_logits(device: str, dtype: torch.dtype, rows: int, times: int, among: S
 
 def of_a_step(device: str, times: int, beside: float) -> None:
     from rlwatch.tensors.histogram import observe_distributions
+    from rlwatch.tensors.mergeable import read
     from rlwatch.tensors.observe import observe
     from rlwatch.tensors.tokens import top_tokens
 
     batch = step(device)
-    core = lambda: [s.settle().value() for s in observe(batch, full=False).values()]  # noqa: E731
-    full = lambda: [s.settle().value() for s in observe(batch).values()]  # noqa: E731
+    core = lambda: [name for one in read(observe(batch, full=False)) for name in one.names]  # noqa: E731
+    full = lambda: [name for one in read(observe(batch)) for name in one.names]  # noqa: E731
     bins = lambda: [s.bins for s in observe_distributions(batch).values()]  # noqa: E731
     works = {
         "cheap statistics": core,

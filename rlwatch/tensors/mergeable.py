@@ -8,11 +8,10 @@ measured values: 0 means "not measured", which differs from NaN.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from operator import attrgetter
-from typing import Any, ClassVar, Self, TypeGuard
+from typing import ClassVar, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -41,8 +40,8 @@ class Stat(ABC):
     count: Tensor
 
     elementwise: ClassVar[bool] = False
-    """True if all tensors of it are 0-d and :meth:`settle` and :meth:`value` treat each element of larger ones alone,
-    so that many statistics of a class can be read as one; see :func:`read`.
+    """True if :meth:`settle` and :meth:`value` compute from nothing but tensors, and treat alone each element of their
+    first dimension when there is one more, so that many statistics of a class can be read as one; see :func:`read`.
     """
 
     def settle(self) -> Stat:
@@ -317,29 +316,25 @@ def _kind(stat: Stat) -> tuple[object, ...]:
     """Return the properties that statistics must share to be read as one."""
     if not stat.elementwise:
         return (id(stat),)
-    return _calculation(type(stat)), *[getattr(part, "device", part) for part in _parts(stat)]
+    calculation, names = _calculation(type(stat))
+    return calculation, *[getattr(getattr(stat, name), "device", None) for name in names]
 
 
 @cache
-def _calculation(kind: type[Stat]) -> tuple[object, ...]:
-    """Return what is computed of a class of statistics when it is read: the same for a sum, a maximum and a minimum."""
-    return kind.settle, kind.value, *[f.name for f in fields(kind)]
+def _calculation(kind: type[Stat]) -> tuple[tuple[object, ...], tuple[str, ...]]:
+    """Return what is computed of a class of statistics when it is read, and the names of its fields.
+
+    Of a sum, a maximum and a minimum the same is computed: nothing.
+    """
+    names = tuple(f.name for f in fields(kind))
+    return (kind.settle, kind.value, names), names
 
 
 def _stacked(stats: Sequence[Stat]) -> Stat:
-    """Return statistics of one kind as one, whose tensors (N,) hold those of all."""
-    columns = zip(*map(_parts, stats), strict=True)
+    """Return statistics of one kind as one, whose tensors hold those of all, one after the other."""
+    _, names = _calculation(type(stats[0]))
+    columns = ([getattr(stat, name) for stat in stats] for name in names)
     return type(stats[0])(*[torch.stack(column) if isinstance(column[0], Tensor) else column[0] for column in columns])
-
-
-def _parts(stat: Stat) -> tuple[Any, ...]:
-    parts: tuple[Any, ...] = _getter(type(stat))(stat)
-    return parts
-
-
-@cache
-def _getter(kind: type[Stat]) -> Callable[[Stat], Any]:
-    return attrgetter(*[f.name for f in fields(kind)])
 
 
 # Values that are not finite are counted where it matters: inside the mask.

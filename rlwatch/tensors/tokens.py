@@ -254,7 +254,6 @@ def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, 
     """Return the measured quantities of the tokens at the flat positions ``chosen`` (K,), as columns (K,)."""
     shape = batch.logp.shape
     row = torch.div(chosen, max(shape[1], 1), rounding_mode="floor")
-    at = (row, chosen - row * shape[1])
     measured = {
         "token_id": batch.ids,
         "logp": batch.logp,
@@ -264,9 +263,9 @@ def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, 
         "advantage": batch.token_advantages,
         "entropy": batch.entropy,
     }
-    columns = {"sequence": row + first_row, "position": at[1]}
-    columns |= {name: x.detach().expand(shape)[at] for name, x in measured.items() if x is not None}
-    met = None if batch.collision is None else batch.collision.detach()[at]
+    columns = {"sequence": row + first_row, "position": chosen - row * shape[1]}
+    columns |= {name: x.detach().expand(shape).take(chosen) for name, x in measured.items() if x is not None}
+    met = None if batch.collision is None else batch.collision.detach().take(chosen)
     if "old_logp" in columns:
         columns["ratio"] = (widen(columns["logp"]) - widen(columns["old_logp"])).exp()
     if "advantage" in columns:
