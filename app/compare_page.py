@@ -421,7 +421,7 @@ def _lines(
 ) -> dict[str, list[ChartLine]]:
     """Return the lines of each metric: a single run by its extremes, several runs by the mean of their rows.
 
-    Below a smoothed line the values of a single run are drawn pale.
+    Below a smoothed line, or the mean of a long run, the values of a single run are drawn pale.
     """
     found: dict[str, list[ChartLine]] = {metric: [] for metric in metrics}
     dark = layout.ink() is DARK
@@ -429,6 +429,9 @@ def _lines(
         part = (*window, BUCKETS if len(group.runs) == 1 else None)
         read = [_rows(store_url(), version(run), axis, tuple(metrics), part) for run in group.runs]
         smooth = [_smoothed(version(run), axis, tuple(metrics), window, looks) for run in group.runs]
+        means = (
+            {} if looks.smooths or len(group.runs) > 1 else _long(version(group.runs[0]), axis, tuple(metrics), window)
+        )
         for metric in metrics:
             members = [of[metric] for of in read if metric in of]
             smoothed = [of[metric] for of in smooth if metric in of]
@@ -437,7 +440,12 @@ def _lines(
                 found[metric] += [
                     overlays.line(group.name, place, curve_of(one), dark=dark, smooth=True) for one in smoothed
                 ]
-                found[metric].append(replace(raw, width=1.0, alpha=0.3) if smoothed else raw)
+                if metric in means:
+                    middle = replace(mean_of([means[metric]])[0], bad=())
+                    above = overlays.line(group.name, place, middle, dark=dark, smooth=True)
+                    found[metric].append(replace(above, mute=True))  # the tooltip has what was measured
+                pale = smoothed or metric in means
+                found[metric].append(replace(raw, width=1.0, alpha=0.3) if pale else raw)
             elif members:
                 made = mean_of(smoothed or members)
                 found[metric].append(overlays.line(group.name, place, *made, dark=dark, smooth=bool(smoothed)))
@@ -461,6 +469,21 @@ def _smoothed(
         inside = (rows.x >= window[0]) & (rows.x <= window[1]) & np.isfinite(values)
         found[metric] = MetricSeries(rows.x[inside], values[inside])
     return {metric: rows for metric, rows in found.items() if len(rows)}
+
+
+ENOUGH = 4
+"""Least number of rows for each point of a mean: of fewer, the rows are the better picture."""
+
+
+def _long(version: Version, axis: Axis, metrics: tuple[str, ...], window: tuple[int, int]) -> dict[str, MetricSeries]:
+    """Return all rows within ``window`` of the metrics that have many more rows than a chart has points."""
+    whole = _rows(store_url(), version, axis, metrics, (-EVERYWHERE, EVERYWHERE, None))
+    found = {}
+    for metric, rows in whole.items():
+        inside = (rows.x >= window[0]) & (rows.x <= window[1])
+        if np.isfinite(rows.values[inside]).sum() >= ENOUGH * BUCKETS:
+            found[metric] = MetricSeries(rows.x[inside], rows.values[inside])
+    return found
 
 
 def curve_of(rows: MetricSeries) -> ThinnedCurve:

@@ -235,6 +235,24 @@ def test_the_mean_of_a_group_is_that_of_its_smoothed_runs(store_dir):
     assert len(smooth["low"]) == len(smooth["y"])
 
 
+def test_a_long_run_has_its_mean_above_its_extremes_and_a_short_range_only_its_rows(store_dir):
+    """The tooltip has measured values alone: there is no mean in it."""
+    for run_id in ("a", "b"):
+        write(store_dir, run_id, {"reward": [step % 2 for step in range(1000)]}, {"lr": run_id})
+
+    of_all = [
+        line for line in overlaid(compare_page("a", "b"))["sections"][0]["panels"][0]["lines"] if line["name"] == "a"
+    ]
+    of_few = overlaid(compare_page("a", "b", **{"from": "0", "to": "100"}))["sections"][0]["panels"][0]["lines"]
+
+    mean, rows = of_all
+    assert {round(value, 1) for value in mean["y"][:-1]} <= {0.4, 0.5, 0.6}  # the last range is cut off
+    assert (mean["smooth"], mean["mute"], rows["mute"]) == (True, True, False)
+    assert set(rows["y"]) == {0, 1}
+    assert rows["alpha"] < mean["alpha"] == 1
+    assert [line.get("smooth", False) for line in of_few] == [False, False]
+
+
 def test_two_groups_of_seeds_differ_or_are_too_few(store_dir):
     """The same sentence as in the shell; for other groups there is none."""
     runs = [f"{arm}-s{seed}" for arm in ("cold", "hot") for seed in range(4)]
