@@ -300,13 +300,14 @@ export class Board {
   /**
    * Show a range, null for all steps. All boards of a run show it at once, before the server responds.
    * @param {Ends | null} range
+   * @param {Chart} [dragged]
    */
-  zoom(range) {
+  zoom(range, dragged) {
     /** @type {Ends | null} */
     const asked = this.data.axis === "step" && range ? [Math.floor(range[0]), Math.max(Math.ceil(range[1]), Math.floor(range[0]) + 1)] : range;
     clearTimeout(this.clicked);
     this.sent = asked && this.steps(asked);
-    for (const board of ALL) if (board.data.key === this.data.key) board.show(asked);
+    for (const board of ALL) if (board.data.key === this.data.key) board.show(asked, dragged?.board === board ? dragged : undefined);
     this.ask({ kind: "zoom", range: this.sent, ...(this.given.looks && { steps: true }) });
   }
 
@@ -351,19 +352,26 @@ export class Board {
     }, { once: true }); // after the library's own, which is the document's
   }
 
-  /** @param {Ends | null} range */
-  show(range) {
+  /**
+   * Show a range: the chart that was dragged at once, the others once that is on the screen.
+   * @param {Ends | null} range
+   * @param {Chart} [dragged]
+   */
+  show(range, dragged) {
     this.wanted = range;
     this.since = Date.now();
     this.host.dataset.view = JSON.stringify(this.view());
-    if (this.hasAll()) this.relook(); // each range has means of its own
-    for (const { chart } of this.charts.values()) {
-      if (!chart.plot) continue;
-      chart.rescale();
-      if (chart !== this.over?.chart) chart.plot.setCursor({ left: -10, top: -10 }, false); // it points elsewhere now
-    }
-    drawLane(this);
-    drawTip(this);
+    dragged?.rescale();
+    requestAnimationFrame(() => setTimeout(() => {
+      if (this.hasAll()) this.relook(); // each range has means of its own
+      for (const { chart } of this.charts.values()) {
+        if (!chart.plot) continue;
+        if (!this.hasAll() && chart !== dragged) chart.rescale();
+        if (chart !== this.over?.chart) chart.plot.setCursor({ left: -10, top: -10 }, false); // it points elsewhere now
+      }
+      drawLane(this);
+      drawTip(this);
+    }));
   }
 
   /**

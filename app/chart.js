@@ -226,7 +226,7 @@ export class Chart {
     u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
     if (!wide || this.board.dragged !== this) return; // charts that are joined hear of it, too
     this.board.dragged = undefined;
-    this.board.zoom([low, high]);
+    this.board.zoom([low, high], this);
   }
 
   /**
