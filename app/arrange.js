@@ -72,7 +72,7 @@ export function choices(pins, pin) {
   /** @type {[string, string[]][]} */
   const found = [];
   if (at > 0) found.push(["Move back", moved(pins, at, at - 1)]);
-  if (at < pins.length - 1) found.push(["Move on", moved(pins, at, at + 1)]);
+  if (at < pins.length - 1) found.push(["Move forward", moved(pins, at, at + 1)]);
   if (width(pin) < 3) found.push(["Wider", widened(pins, at, 1)]);
   if (width(pin) > 1) found.push(["Narrower", widened(pins, at, -1)]);
   if (single(at) && single(at + 1)) {

@@ -78,7 +78,7 @@ _FORMS = (
         "lower-lr",
         "Lower learning rate…",
         "Lower the learning rate",
-        "From the next boundary on the learning rate is a **fraction of what the schedule says**. A second command "
+        "From the next boundary on the learning rate is a **fraction of the scheduled one**. A second command "
         "replaces the first; a fraction of 1 gives the rate back to the schedule.",
         labels={"scale": "Fraction of the schedule", "until": "Until step (empty: no end)", "freeze": "Schedule"},
         values={"no": "goes on", "yes": "frozen: the rate stays"},
@@ -88,7 +88,7 @@ _FORMS = (
         "raise-lr",
         "Raise learning rate…",
         "Raise the learning rate",
-        "From the next boundary on the learning rate is a **multiple of what the schedule says**: after a rollback "
+        "From the next boundary on the learning rate is a **multiple of the scheduled one**: after a rollback "
         "and quiet steps, back to 1.",
         labels={"scale": "Multiple of the schedule"},
         suggested={"scale": 1.0},

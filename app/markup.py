@@ -10,7 +10,7 @@ STYLE = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1760px; margin: 0; }
 @media (min-width: 641px) { [data-testid="stMainBlockContainer"] { padding-left: 1.5rem; padding-right: 1.5rem; } }
 [data-testid="stLayoutWrapper"]:has(> [data-testid="stVerticalBlock"]:empty) { display: none; }
-[data-testid="stElementContainer"]:is(:has(.rl-who), .st-key-board-library) { position: absolute; }
+[data-testid="stElementContainer"]:is(:has(.rl-who), .st-key-board-library) { position: absolute; left: 0; width: 1px; }
 [data-testid="stStatusWidget"] { margin-right: 18rem; }
 .rl-who { position: fixed; top: 0; right: 1.5rem; height: 3.75rem; display: flex; align-items: center; gap: .35em;
   z-index: 999991; font-size: .8rem; opacity: .75; white-space: nowrap; }

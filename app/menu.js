@@ -27,8 +27,8 @@ export function openMenu(board, node, chart) {
   };
   const put = (/** @type {string} */ label, /** @type {() => unknown} */ act) => list.append(button("act", label, "", () => { shut(); act(); }));
   put(chart.full ? "Leave full screen" : "Full screen", () => board.fill(node));
-  put("Save as PNG", () => savePicture(plot, panel, ink, words));
   for (const [label, pins] of panel.pin ? choices(board.data.pins ?? [], panel.pin) : []) put(label, () => board.ask({ kind: "arrange", names: pins }));
+  put("Save as PNG", () => savePicture(plot, panel, ink, words));
   if (!panel.cells && !panel.shades) {
     put("Save as SVG", () => saveDrawing(plot, panel, ink, words));
     const api = panel.ends && !panel.made ? board.given.looks?.api : undefined, drawn = () => saveDrawn(panel, board.data.axis, view, origin);

@@ -87,7 +87,7 @@ function preview(lines, how, clip) {
  * @param {Look} look
  * @param {{smooth: string}} sent  the choices that the server drew
  * @param {string} baseName
- * @returns {{lines: Line[], range: Ends, log: number, rules: Panel["rules"]}}
+ * @returns {{lines: Line[], range: Ends, log: number, rules: Panel["rules"], sub?: string}}
  */
 export function overlaid(panel, look, sent, baseName) {
   let { lines } = panel, own = look.smooth !== sent.smooth;
@@ -110,5 +110,5 @@ export function overlaid(panel, look, sent, baseName) {
     return { lines: kept, range: [low, high], log, rules: panel.rules };
   }
   const [range, log] = ranged(kept, look);
-  return { lines: kept, range, log, rules: differs ? [[0, `baseline: ${baseName}`]] : panel.rules };
+  return { lines: kept, range, log, rules: differs ? [[0, ""]] : panel.rules, ...(differs && { sub: [panel.sub, `minus ${baseName}`].filter(Boolean).join(" · ") }) };
 }

@@ -31,7 +31,7 @@ COLUMNS = (
     table.TableColumn("if critical", "right tight"),
     table.TableColumn("resolve after, steps", "right tight"),
     table.TableColumn("repeat every", "right tight"),
-    table.TableColumn("sends to", "wide"),
+    table.TableColumn("sends to", "tight wide"),
     table.TableColumn("source", "tight"),
 )
 NEW = "New rule"
@@ -180,7 +180,10 @@ def _form(rule: Rule, *, new: bool) -> Rule | None:
             repeat_minutes=float(again),
         )
     except ConfigError as error:
-        st.error(fmt.shorten(str(error), 400) if name else "Give the rule a name.")
+        if name:
+            st.error(fmt.shorten(str(error), 400))
+        else:  # no error before typing
+            st.caption("Give the rule a name to test and save it.")
         return None
 
 

@@ -48,7 +48,8 @@ def show_settings(run: RunInfo) -> None:
         return
     differs = {} if before is None else differing(before, run)
     label = "Only what differs from the last run"
-    only = st.toggle(f"{label} ({len(differs)})", key="settings-differ", disabled=before is None)
+    alone = "This is the first run of its project" if before is None else None
+    only = st.toggle(f"{label} ({len(differs)})", key="settings-differ", disabled=before is None, help=alone)
     if before is not None:
         st.caption(f"The last run of the project is {fmt.shorten(before.name or before.run_id, 80)}.")
     wanted = st.text_input(

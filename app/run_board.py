@@ -12,6 +12,7 @@ import streamlit as st
 
 from rlwatch.errors import RLWatchError
 from rlwatch.forecast.forecast import FORECAST
+from rlwatch.metrics import family_of
 from rlwatch.ports import Series
 from rlwatch.records import Finding, RunInfo, RunState
 
@@ -226,10 +227,10 @@ class Drawing:
     live: bool
     last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
-    def chart(self, panel: MetricChart, lines: Branches, family: str, rows: Series | None = None) -> board.BoardChart:
+    def chart(self, panel: MetricChart, lines: Branches, rows: Series | None = None) -> board.BoardChart:
         """Return one metric as a chart; ``rows``: rows of a metric that is computed and not in the store.
 
-        ``panel``: the metric. ``lines``: its curves over all attempts. ``family``: the metric family.
+        ``panel``: the metric. ``lines``: its curves over all attempts. The alarms of its family are marked in it.
         """
         every = self.look.scales.every_axis([lines.current.values], panel.limits)
         ends, scale = every[2 * self.look.scales.log + (not self.look.scales.clip)]
@@ -241,7 +242,7 @@ class Drawing:
             range=ends,
             sub=panel.subtitle(self.run.source),
             about=panel.about,
-            family=family,
+            family=family_of(panel.canonical or panel.name, self.run.source).value,
             scale=scale,
             pinned=panel.name in self.look.pins,
             rules=() if level is None or not np.isfinite(level) else ((level, "baseline"),),
@@ -302,7 +303,7 @@ def strip(drawing: Drawing, panels: Sequence[MetricChart]) -> list[board.BoardCh
     read = queries.traces(drawing.run, drawing.window, [panel.name for _, panel in shown])
     found = []
     for title, panel in shown:
-        made = drawing.chart(panel, read[panel.name], "")
+        made = replace(drawing.chart(panel, read[panel.name]), family="")  # marked by every alarm
         banded = healthy_range(drawing.run, panel.name, drawing.findings) if title in BANDED else None
         rules = ((1.0, "alarm"),) if title == "risk" else ()
         found.append(_titled(made, title, banded, rules))
@@ -358,7 +359,7 @@ def _arranged(drawing: Drawing, names: Sequence[str], by_name: Mapping[str, Metr
         if one.ratio:
             chart = _ratio(drawing, metrics)
         else:
-            charts_of = [drawing.chart(metric, lines[metric.name], "pinned") for metric in metrics]
+            charts_of = [drawing.chart(metric, lines[metric.name]) for metric in metrics]
             chart = charts_of[0] if len(charts_of) == 1 else _together(charts_of)
         made.append(replace(chart, pin=one.pin, columns=one.span, pinned=True))
     span = min(3, sum(chart.columns for chart in made))
@@ -377,7 +378,7 @@ def _ratio(drawing: Drawing, metrics: Sequence[MetricChart]) -> board.BoardChart
     read = queries.whole(drawing.run, tuple(metric.name for metric in metrics))
     one = pinned.ratio(title, *(read[metric.name] for metric in metrics))
     curves = branches(one, dict(drawing.outline.starts), drawing.window, queries.BUCKETS)
-    return replace(drawing.chart(MetricChart(title), curves, "pinned", one), made=True)
+    return replace(drawing.chart(MetricChart(title), curves, one), made=True, family="")
 
 
 def _by_name(panels: Sequence[MetricChart]) -> dict[str, MetricChart]:
@@ -405,8 +406,7 @@ def _drawn(drawing: Drawing, planned: Sequence[Planned]) -> list[board.ChartSect
     wanted = sorted({panel.name for _, panels in planned for panel in panels})
     read = queries.traces(drawing.run, drawing.window, wanted)
     return [
-        replace(one, panels=[drawing.chart(panel, read[panel.name], one.title) for panel in panels])
-        for one, panels in planned
+        replace(one, panels=[drawing.chart(panel, read[panel.name]) for panel in panels]) for one, panels in planned
     ]
 
 

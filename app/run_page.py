@@ -102,14 +102,15 @@ def show_cause(run_id: str) -> None:
         run = queries.run(run_id)
         verdict = queries.verdict(run)
         diagnosis = explained(queries.diagnosis(run), verdict)
-        line = el("div", verdict.text, cls="rl-quiet") if verdict.text != verdict.brief else Markup()
+        more = verdict.text.removeprefix(verdict.brief).lstrip("; ")  # the rest is the headline, which is on top
+        line = el("div", more[:1].upper() + more[1:], cls="rl-quiet") if more else Markup()
         if not diagnosis.causes:
             if line:
                 st.html(joined(line))
             return
         st.html(joined(cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Causes and actions", key="remedies"):
-            st.html(joined(line, remedies(diagnosis)))  # most of the verdict is the headline, which is on top
+            st.html(joined(line, remedies(diagnosis)))
 
 
 # The sticky bar: state, headline, onset, and the buttons.

@@ -869,13 +869,14 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
     rows = [Evidence(at, text if knob.outside else f"{knob.title} {text}", knob.name) for at, text in found]
     rows += [*map(_evidence, effects), *happenings(given.events, [root, *effects])]
     sure, why = _judged(suspect, effects, trouble)
+    name = knob.title.lower() if knob.title.istitle() else knob.title
     return Cause(
         kind=knob.name,
         title=_titled(knob, words, stated=bool(turn.text)),
         onset_step=min(turn.step, *(sign.onset_step for sign in effects)),
         sure=sure,
         why=why,
-        summary=f"{knob.title.lower() if knob.title.istitle() else knob.title} {words}; {_summary(effects)}",
+        summary=f"{name}{':' if turn.text and not knob.outside else ''} {words}; {_summary(effects)}",
         evidence=tuple(sorted(rows, key=lambda e: (e.step, e.severity is not None, e.kind))),
         symptoms=tuple(dict.fromkeys(sign.kind for sign in effects)),
         actions=actions,

@@ -38,6 +38,7 @@ def test_two_metrics_on_one_chart_have_an_axis_each_and_a_ratio_is_that_of_every
     assert [one["title"] for one in both["pair"]] == ["reward/mean", "policy/kl_ref"]
     assert both["pair"][0]["range"] != both["pair"][1]["range"]
     assert (part["title"], part["columns"]) == ("reward/mean ÷ policy/kl_ref", 2)
+    assert (wide["family"], part["family"]) == ("Trust region", "")  # marked by the alarms of its family, or by all
     assert set(part["lines"][0]["y"]) == {0.2}
     [by_zero] = arranged("reward ÷ entropy")
     assert by_zero["bad"] == [[4, "Inf", ""]]
