@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -459,7 +459,8 @@ class Features(NamedTuple):
 
     ``reaches``: limits that signals have clearly moved to; ``read``: names of the metrics read; ``unsure``: spread of
     the reward's rows in spreads of the rewards (:attr:`SignalSnapshot.noise`), which is about one over the square root
-    of the responses in a step, and more if the data change; NaN without a reward.
+    of the responses in a step, and more if the data change; NaN without a reward. ``shape``: computes the shapes of
+    signals in ``values``, which are NaN before, for all rows that were added together.
     """
 
     step: int
@@ -467,6 +468,7 @@ class Features(NamedTuple):
     reaches: tuple[LimitProgress, ...]
     read: SignalNames
     unsure: float
+    shape: Callable[[], None]
 
 
 AT_ONCE = 64
@@ -513,6 +515,17 @@ class FeatureStream:
 
     def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[Features | None]:
         """Add several rows; return for each the result of :meth:`update`, in a tenth of the time."""
+        found = self.without_shapes(steps, rows)
+        for each in found:
+            if each is not None:
+                each.shape()
+        return found
+
+    def without_shapes(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[Features | None]:
+        """Add several rows, as :meth:`extend` does, for a caller that may not need the shapes of signals.
+
+        :attr:`Features.shape` computes those of a row.
+        """
         found: list[Features | None] = []
         while len(found) < len(steps):
             first = len(found)
@@ -538,11 +551,10 @@ class FeatureStream:
             changes = history.changes.take(known.logged, axis=1)
             jumps = _differences(changes)
             at = standing(look, changes, jumps, known.extremes, known.noise)
-            shaped = shapes(look, changes, jumps, at, known.restless)
             limited = known.of_limit_signals(at)
             gone = ways(known.goals, known.start, limited, self._take_off.update(limited))
         values = np.full((len(steps), len(FEATURES)), math.nan)
-        values[:, known.places] = shaped.reshape(len(steps), -1)
+        shape = _Shaping(values, known, look, changes, jumps, at)
         pairs = values[:, -1 - len(LIMIT_FEATURES) : -1]
         pairs[:, ::2], pairs[:, 1::2] = gone.share, gone.steps
         np.minimum(np.maximum(pairs, -5.0), 200.0, out=pairs)
@@ -555,7 +567,32 @@ class FeatureStream:
             for i in range(len(steps))
         ]
         unsure: list[float] = limited.noise[:, _REWARD].tolist()
-        return [Features(*each) for each in zip(steps, values, reaches, read, unsure, strict=True)]
+        return [Features(*each, shape) for each in zip(steps, values, reaches, read, unsure, strict=True)]
+
+
+@dataclass(slots=True)
+class _Shaping:
+    """The shapes of signals at rows that were added together, computed at the first call.
+
+    ``values``: features of the rows, to which the shapes are written. The others are those of :func:`shapes`.
+    """
+
+    values: Floats
+    known: _Known
+    look: HistoryWindows
+    changes: Floats
+    jumps: Floats
+    at: SignalSnapshot
+    done: bool = False
+
+    def __call__(self) -> None:
+        """Write the shapes."""
+        if self.done:
+            return
+        self.done = True
+        with np.errstate(all="ignore"):
+            shaped = shapes(self.look, self.changes, self.jumps, self.at, self.known.restless)
+        self.values[:, self.known.places] = shaped.reshape(len(self.values), -1)
 
 
 def _reaches(gone: ProgressToLimits, row: int, moving: bool, broken: LimitProgress | None) -> tuple[LimitProgress, ...]:

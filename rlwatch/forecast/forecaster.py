@@ -137,7 +137,7 @@ class Forecaster:
         return found
 
     def _extend(self, steps: Sequence[ClosedStep]) -> list[Forecast]:
-        features = self._stream.extend([step.step for step in steps], [step.metrics for step in steps])
+        features = self._stream.without_shapes([step.step for step in steps], [step.metrics for step in steps])
         known = [each for each in features if each is not None]
         if not known:
             return [Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}") for step in steps]
@@ -151,10 +151,11 @@ class Forecaster:
         whole = [i for i, each in enumerate(held) if not (each.absent or each.limits_only)]
         chances = dict[int, tuple[Floats, Chances]]()
         if whole:
-            values = known[0].values[None] if len(known) == 1 else np.stack([known[i].values for i in whole])
-            x = values.take(self._places, axis=1)
+            for i in whole:
+                known[i].shape()
+            x = _stacked([known[i] for i in whole]).take(self._places, axis=1)
             chances = dict(zip(whole, zip(x, self._model.chances_of(x), strict=True), strict=True))
-        lines = [] if self._open else StraightLines.of(np.stack([each.values for each in known]))
+        lines = [] if self._open else StraightLines.of(_stacked(known))
         return [self._forecast(each, held[i], chances.get(i), lines[i : i + 1]) for i, each in enumerate(known)]
 
     def _held_to(self, features: Features) -> Terms:
@@ -263,6 +264,11 @@ class Forecaster:
             log=self._log,
             passed=passed,
         )
+
+
+def _stacked(features: Sequence[Features]) -> Floats:
+    """Return the features of several rows as one array, (rows, features)."""
+    return features[0].values[None] if len(features) == 1 else np.stack([each.values for each in features])
 
 
 def _places(model: Model) -> list[int]:
