@@ -26,7 +26,7 @@ from rlwatch.detectors.base import BaseDetector, Stretch, rounded
 from rlwatch.detectors.context import HELD_ROWS, LUCKY, NORMAL_80, AnswerCount, chance_of_low, uneven_noise_of
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
-from rlwatch.stats import Hold, median, middles, ordered_quantile, quantile, running
+from rlwatch.stats import Hold, median, middles, ordered_quantile, running
 from rlwatch.wording import number
 
 REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 12, 3
@@ -80,7 +80,8 @@ WELL = 0.5
 
 def log(value: float) -> float:
     """Return the logarithm of the magnitude of ``value``, at least that of 1e-8: factors count, not differences."""
-    return math.log(max(abs(value), 1e-8))
+    size = abs(value)
+    return math.log(1e-8 if size < 1e-8 else size)
 
 
 def logit(share: float) -> float:
@@ -166,8 +167,42 @@ def evidence(deviations: float, most: float = MOST) -> float:
 
 def noise(values: Sequence[float]) -> float:
     """Return the standard deviation of one row, from jumps between neighbours; larger if few rows are known."""
-    jumps = list(map(abs, map(sub, values[1:], values)))
-    return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) * (1.0 + 2.0 / len(values)) if jumps else 0.0
+    return noise_of_jumps(sorted(map(abs, map(sub, values[1:], values))))
+
+
+def noise_of_jumps(ordered: Sequence[float]) -> float:
+    """Return what :func:`noise` returns, from the jumps between the rows in ascending order."""
+    if not ordered:
+        return 0.0
+    return ordered_quantile(ordered, 0.8) / (NORMAL_80 * math.sqrt(2.0)) * (1.0 + 2.0 / (len(ordered) + 1))
+
+
+class Jumps:
+    """The jumps between neighbouring rows of a window in ascending order; it moves on with the window."""
+
+    def __init__(self) -> None:
+        self._at: deque[int] = deque()
+        """Step to which each jump leads, and"""
+        self._sizes: deque[float] = deque()
+        """its size."""
+        self._ordered: list[float] = []
+
+    def between(self, rows: deque[tuple[int, float]], last: int) -> list[float]:
+        """Return the sizes of the jumps between the ``rows`` (step and value), at least one, but the ``last`` ones."""
+        at, sizes, ordered = self._at, self._sizes, self._ordered
+        first = rows[0][0]
+        while at and at[0] <= first:
+            at.popleft()
+            del ordered[bisect_left(ordered, sizes.popleft())]
+        newest, end = at[-1] if at else first, len(rows) - last
+        begins = next((i for i in range(end - 1, -1, -1) if rows[i][0] <= newest), end)
+        known = islice(rows, begins, end)
+        for (_, before), (step, value) in pairwise(known):
+            jump = abs(value - before)
+            at.append(step)
+            sizes.append(jump)
+            insort(ordered, jump)
+        return ordered
 
 
 UNUSED = 8
@@ -213,6 +248,41 @@ class Earlier:
         self._unused += 1
         kept.append(deviation)
 
+    def extend(self, deviations: Sequence[float]) -> None:
+        """Store deviations none of which is part of an excursion, as one call of :meth:`take` for each would."""
+        self._away = 0
+        pending, kept = self._pending, self._kept
+        pending.extend(deviations)
+        due = [pending.popleft() for _ in range(len(pending) - DELAY)]
+        if self._ordered is not None and self._unused + len(due) <= UNUSED:
+            for deviation in due:
+                if len(kept) == kept.maxlen:
+                    del self._ordered[bisect_left(self._ordered, kept[0])]
+                insort(self._ordered, deviation)
+                kept.append(deviation)
+        else:
+            self._ordered = None
+            kept.extend(due)
+        self._unused += len(due)
+
+    def chance(self, later: int) -> float:
+        """Return a deviation below which none is evidence, also after ``later`` further ones; -inf if there is none.
+
+        Each further one moves a quantile by one place at most.
+        """
+        if not self.many:
+            return -math.inf
+        if self._ordered is None:
+            self._ordered, self._unused = sorted(self._kept), 0
+        ordered, last = self._ordered, len(self._ordered) - 1
+        low, high = int(0.5 * last) - later, int(0.95 * last) - later
+        if low < 0:
+            return -math.inf
+        # Evidence begins SILENCE standard deviations of the upper half above the usual deviation, which is at least 0.
+        share = SILENCE / NORMAL_95
+        least = (1.0 - share) * max(ordered[low], 0.0) + share * ordered[high]
+        return least - 1e-9 * abs(least)
+
     @property
     def many(self) -> bool:
         """True if there are enough deviations to estimate chance variation."""
@@ -226,7 +296,7 @@ class Earlier:
             self._ordered = sorted(self._kept)
         ordered, self._unused = self._ordered, 0
         usual = ordered_quantile(ordered, 0.5)
-        usual = usual if usual > 0.0 else 0.0
+        usual = max(0.0, usual)
         above = ordered_quantile(ordered, 0.95) - usual
         return usual, above / NORMAL_95 if above > 0.0 else 0.0, ordered[-1]
 
@@ -266,7 +336,7 @@ class Watch:
         """True if the last measured row is beyond half the effect."""
         self.passed = False
         """True if it has taken the rows of the present stretch."""
-        self._aside: deque[tuple[int, float, float]] = deque(maxlen=ASIDE)
+        self._aside: deque[tuple[int, float]] = deque(maxlen=ASIDE)
         """Rows that are no evidence, not processed yet."""
 
     def update(self, step: int, value: float | None, fade: float, error: float) -> None:
@@ -308,13 +378,21 @@ class Watch:
         """
         if len(self._rows) < FEWEST_ROWS + LAST:
             return False
-        newest = [*self._rows, *self._aside][-SPAN:]
-        moved = [self._sign * self.indicator.scale(value) for value in values]
+        aside, scale = self._aside, self.indicator.scale
+        last = aside[-1][0] if aside else self._rows[-1][0]
+        # Scales are monotone, that of factors in the magnitude: the extremes of the scaled values are those of these.
+        kept = [*(value for _, value in islice(aside, max(len(aside) - SPAN, 0), None)), *values]
+        now, before = (map(abs, values), map(abs, kept)) if scale is log else (values, kept)
+        ends = [*before]
+        low, high = (min(ends), max(now)) if self._sign > 0.0 else (max(ends), min(now))
         # The reference level is no lower than the lowest row.
-        lowest = min(*moved, *(x for _, x, _ in newest))
-        if steps[0] <= newest[-1][0] or max(moved) - lowest >= NEARLY * self._half:
+        lowest = self._sign * scale(low)
+        if len(aside) < SPAN:
+            earlier = islice(self._rows, max(len(self._rows) + len(aside) - SPAN, 0), None)
+            lowest = min([lowest, *(x for _, x, _ in earlier)])
+        if steps[0] <= last or self._sign * scale(high) - lowest >= NEARLY * self._half:
             return False
-        self._aside.extend(zip(steps, moved, values, strict=True))
+        self._aside.extend(zip(steps, values, strict=True))
         self._beyond.miss(steps)
         self.beyond, self._blank = False, 0
         return True
@@ -327,11 +405,12 @@ class Watch:
             self._rows.clear()
             self._ordered.clear()
             self._earlier, first = Earlier(KEPT), SPAN - 1
-        for i, row in enumerate(rows):
-            self._add(*row)
+        for i, (step, value) in enumerate(rows):
+            self._add(step, self._sign * self.indicator.scale(value), value)
             if i >= first:
                 level = ordered_quantile(self._ordered, 0.5)
-                self._earlier.take(min(row[1], self._rows[-2][1]) - level, far=False, accepted=ACCEPTED_ROWS)
+                newest = min(self._rows[-1][1], self._rows[-2][1])
+                self._earlier.take(newest - level, far=False, accepted=ACCEPTED_ROWS)
 
     def _add(self, step: int, x: float, value: float) -> None:
         rows, ordered = self._rows, self._ordered
@@ -445,6 +524,7 @@ class RewardFall:
         """Cached value of :attr:`well`; None where it was not computed for this row."""
         self._close = (0.0, 0.0, 0.0)
         """Fall over the last two rows, its usual size and its smallest unit: the inputs of :attr:`well`."""
+        self._jumps = Jumps()
         self._row: float | None = None
         """Cached noise of one row; None where it was not computed for this row."""
         self._before: int | None = None
@@ -459,6 +539,7 @@ class RewardFall:
             self._well = self.well
             # Resumed further back: the level it had reached since then belongs to weights that are gone.
             self.best = self.held = self._start = None
+            self._jumps = Jumps()
         while rows and rows[-1][0] >= step:
             rows.pop()
         rows.append((step, value))
@@ -487,16 +568,51 @@ class RewardFall:
         for top, pair in zip(bests, pairwise((self._rows[-1][1], *values)), strict=True):
             if top - sum(pair) / LAST >= NEARLY * ALONE * max(abs(top), top - start, 1e-9):
                 return None
-        weights, rows = [], self._rows
-        for step, value, self.best, self.held in zip(steps, values, bests, helds, strict=True):
+        weights, rows, most = [], self._rows, self.WINDOWS[-1]
+        course, last = [*(value for _, value in list(rows)[1 - most :]), *values], steps[-1]
+        calm: list[int] = []
+        falls: list[list[float]] = []
+        for at, (step, value, self.best, self.held) in enumerate(zip(steps, values, bests, helds, strict=True)):
             rows.append((step, value))
             self._low, self._high = min(self._low, value), max(self._high, value)
             if self._answers.few:
                 self._answers.update(value)
             self.weight = self.certain = 0.0
-            self._judge(step)
+            # The last row is judged in any case, because what others ask of this is about it.
+            fell = None if step == last else self._falls_of_chance(course[at : at + most], start, len(calm))
+            if fell is not None:
+                calm.append(step)
+                falls.append(fell)
+            else:
+                self._take_calm(calm, falls)
+                self._judge(step)
             weights.append(self.weight)
         return weights
+
+    def _falls_of_chance(self, values: Sequence[float], start: float, later: int) -> list[float] | None:
+        """Return the fall over each of the windows that end at the last of ``values``; None if one may be evidence.
+
+        ``later``: number of rows before it whose falls are not stored yet.
+        """
+        best, now = self.best or 0.0, values[-1]
+        if best - now > self.SHARE * max(abs(best), best - start, 1e-9):
+            return None
+        milder, found = best - max(values[-LAST:]), []
+        for count, earlier in self._earlier.items():
+            fall = best - sum(values[-count:]) / count
+            if milder >= fall / 2.0 and fall >= earlier.chance(later):
+                return None
+            found.append(fall)
+        return found
+
+    def _take_calm(self, steps: list[int], falls: list[list[float]]) -> None:
+        """Store the ``falls`` of rows at ``steps``, none of which is evidence, and clear both."""
+        if steps:
+            for earlier, each in zip(self._earlier.values(), zip(*falls, strict=True), strict=True):
+                earlier.extend(each)
+            self._beyond.miss(steps)
+            steps.clear()
+            falls.clear()
 
     def _levels_over(self, steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]] | None:
         """Return the levels after each row of which :attr:`best` and :attr:`held` are the highest; None where rows are
@@ -534,9 +650,10 @@ class RewardFall:
         best, start, rows = self.best or 0.0, self._start or 0.0, self._rows
         size = len(rows)
         values = [rows[i][1] for i in range(-min(size, self.WINDOWS[-1]), 0)]
+        now, before = values[-1], values[-LAST]
         whole, seen_in = max(abs(best), best - start, 1e-9), self._high - self._low
         self._row, self._before = None, self._beyond.since
-        milder, worst, part = best - max(values[-LAST:]), 0.0, False
+        milder, worst = best - (now if now > before else before), 0.0
         falls: list[tuple[Earlier, float]] = []
         for count, earlier in self._earlier.items():
             if size < count + FEWEST_ROWS:
@@ -545,7 +662,6 @@ class RewardFall:
             falls.append((earlier, fall))
             if count == LAST:
                 self.share, self.depth = fall / whole, fall / max(seen_in, 1e-9)
-                part = self.share < GONE and self.error > 0.0
             elif milder < fall / 2.0:
                 continue
             usual, spread, largest = earlier.scale() if earlier.many else (self.row / 2.0, 0.0, math.inf)
@@ -559,11 +675,11 @@ class RewardFall:
             seen = earlier.many and fall <= largest
             if seen or fall < self.SHARE * whole or fall < 0.1 * seen_in:
                 z = min(z, UNPRECEDENTED)
-            worst = max(worst, z * PARTLY if part else z)
+            worst = max(worst, z * PARTLY if self.share < GONE and self.error > 0.0 else z)
         far = worst >= 2.0 * UNIT
         for earlier, fall in falls:
             earlier.take(fall, far=far, accepted=self.ACCEPTED)
-        self.weight = evidence(worst)
+        self.weight = evidence(worst) if worst > SILENCE else 0.0
         self.certain = min(self.weight, self._alone([v for _, v in rows])) if self.weight else 0.0
         below, share = best - values[-1], self.SHARE * whole
         self._beyond.update(step, below > share and below > max(share, self.row))
@@ -572,7 +688,10 @@ class RewardFall:
     def row(self) -> float:
         """Standard deviation of the mean reward of one row, from the rows before the suspected fall."""
         if self._row is None:
-            self._row = max(noise(self._sound()), self.error)
+            rows = self._rows
+            sound = self._before is None and len(rows) > FEWEST_ROWS + LAST
+            near = noise_of_jumps(self._jumps.between(rows, LAST)) if sound else noise(self._sound())
+            self._row = max(near, self.error)
         return self._row
 
     def _unit(self, count: int, least: float) -> float:

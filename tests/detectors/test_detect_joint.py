@@ -1,6 +1,7 @@
 """Several witnesses in the same rows: fast where families agree, silent where one wanders by itself."""
 
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -240,3 +241,34 @@ def test_answers_that_go_on_being_cut_go_on_weighing():
 
     assert weights[-2] > 2.0
     assert weights[-1] >= weights[-2]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("answers", [0, 8])
+def test_a_fall_read_over_many_rows_is_the_fall_of_single_rows(spread, answers):
+    """Its evidence in each row, and whatever follows, for calm rewards, noisy ones, falls, and few answers."""
+    draw, one, other, at, taken = random.Random(f"{spread} {answers}"), RewardFall(), RewardFall(), 0, 0
+    while at < 1200:
+        level = 0.6 - 0.15 * (400 <= at < 420) - 0.1 * (at // 300 % 2)
+        values = []
+        for _ in range(draw.choice((1, 7, 30, 64))):
+            share = sum(draw.random() < level for _ in range(answers)) / answers if answers else level
+            values.append(share + (0.0 if answers else draw.gauss(0.0, spread)))
+        steps = list(range(at, at + len(values)))
+        at += len(values)
+        expected = []
+        for row in zip(steps, values, strict=True):
+            other.update(*row)
+            expected.append(other.weight)
+        weights = one.weights_over(steps, values)
+        if weights is None:
+            for row in zip(steps, values, strict=True):
+                one.update(*row)
+        else:
+            taken += len(values)
+            assert weights == expected
+        assert (one.weight, one.certain, one.share, one.depth, one.well, one.since, one.row) == (
+            other.weight, other.certain, other.share, other.depth, other.well, other.since, other.row,
+        )  # fmt: skip
+
+    assert taken > 100
