@@ -33,11 +33,11 @@ class Severity(StrEnum):
     @property
     def rank(self) -> int:
         """Severity as a number for comparison: 0 for info, 1 for warning, 2 for critical."""
-        return _RANKS[self]
+        return _RANKS[self._value_]
 
 
-_RANKS = {severity: rank for rank, severity in enumerate(Severity)}
-"""Rank of each severity, asked many times a row."""
+_RANKS = {severity._value_: rank for rank, severity in enumerate(Severity)}
+"""Rank of each severity by its text, whose hash is known: it is asked many times a row."""
 
 
 class Stage(StrEnum):

@@ -74,11 +74,11 @@ def ordered_quantile(ordered: Sequence[float], share: float) -> float:
     """Return the interpolated value below which the fraction ``share`` (0..1) of ``ordered`` (ascending, not empty)
     lies.
     """
-    at = share * (len(ordered) - 1)
+    last = len(ordered) - 1
+    at = share * last
     low = int(at)
-    high = min(low + 1, len(ordered) - 1)
     part = at - low
-    return ordered[low] * (1.0 - part) + ordered[high] * part
+    return ordered[low] * (1.0 - part) + ordered[low + 1 if low < last else last] * part
 
 
 def median(values: Sequence[float]) -> float:

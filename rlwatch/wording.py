@@ -12,6 +12,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterable
+from functools import lru_cache
 
 from rlwatch.catalogue import entry
 from rlwatch.records import JSON
@@ -58,7 +59,13 @@ def number(value: float | None, digits: int = 3) -> str:
         return NOTHING
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
-    sign = "-" if math.copysign(1.0, value) < 0 else ""
+    return _number(value, math.copysign(1.0, value), digits)
+
+
+@lru_cache(maxsize=256)
+def _number(value: float, side: float, digits: int) -> str:
+    """Return a finite number as text, cached: a finding that lasts has the same numbers in many rows."""
+    sign = "-" if side < 0 else ""
     shown, power = _rounded(abs(value), digits + 1)
     if power != digits:
         shown, power = _rounded(abs(value), digits)

@@ -478,7 +478,8 @@ def value_of(value: object) -> float | None:
 
 def metrics_of(items: Mapping[str, object], skips: Skips, line: int) -> dict[str, float]:
     """Return the entries of ``items`` that are numbers; the others are counted in ``skips``, at ``line``."""
-    if set(map(type, items.values())) == {float}:
+    kinds = set(map(type, items.values()))
+    if len(kinds) == 1 and float in kinds:
         return dict(items)  # type: ignore[arg-type]
     metrics: dict[str, float] = {}
     for name, raw in items.items():

@@ -94,6 +94,8 @@ class FlatJsonLinesParser(JsonLinesParser):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._rows = OwnRows()
+        self._names: tuple[str, ...] = ()
+        """Names of the newest row."""
         self._rank: object = None
         self._at = -1
 
@@ -126,6 +128,11 @@ class FlatJsonLinesParser(JsonLinesParser):
             self.skips.add(REASON, line)
             return
         metrics = metrics_of(self._rows.read(step, entry, self.skips, line), self.skips, line)
+        names = tuple(metrics)
+        if names != self._names:
+            self._names = names
+        elif names:  # the same objects as in the row before: whoever looks them up compares no texts
+            metrics = dict(zip(self._names, metrics.values(), strict=True))
         if metrics:
             yield ImportedRow(step, metrics, line)
 

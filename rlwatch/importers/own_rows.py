@@ -87,9 +87,15 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
     return flat
 
 
+_SINGLE = frozenset({float, int, bool, type(None)})
+"""Types of values that hold no others."""
+
+
 def is_flat(row: Mapping[str, object]) -> bool:
     """Return True if no value of a JSON row is a dict. Most values are numbers, so that their types are few."""
     kinds = set(map(type, row.values()))
+    if kinds <= _SINGLE:
+        return True
     if str in kinds and any(isinstance(value, str) and value.startswith("{") for value in row.values()):
         return False
     return not any(issubclass(kind, dict) for kind in kinds)

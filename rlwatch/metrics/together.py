@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from rlwatch.metrics.reading import BY_NAME, OF_NO_POLICY, PROXY, metric_of, resolve
@@ -30,8 +31,11 @@ class RoleReading(NamedTuple):
 class _Plan(NamedTuple):
     """Source names of a row's metrics: certain ones, and guesses, which the values may contradict."""
 
-    certain: tuple[tuple[str, str], ...]
+    certain: dict[str, str]
+    """Canonical metric -> its name in the row."""
     guesses: tuple[tuple[str, tuple[str, ...]], ...]
+    values: Callable[[Mapping[str, float]], tuple[float, ...]]
+    """Returns the values of the certain metrics in a row, in their order."""
 
 
 class RowReader:
@@ -88,8 +92,8 @@ class RowReader:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[names] = self._planned(names)
-        origin = dict(plan.certain)
-        values = {metric: metrics[name] for metric, name in plan.certain}
+        origin = plan.certain.copy()
+        values = dict(zip(plan.certain, plan.values(metrics), strict=True))
         for metric, candidates in plan.guesses:
             for name in candidates:
                 if _in_range(metric, metrics[name]):
@@ -135,7 +139,16 @@ class RowReader:
                 certain.append((metric, candidates[0][1]))
             else:
                 guesses.append((metric, tuple(name for _, name in candidates)))
-        return _Plan(tuple(certain), tuple(guesses))
+        return _Plan(dict(certain), tuple(guesses), _getter([name for _, name in certain]))
+
+
+def _getter(names: Sequence[str]) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
+    """Return a function that returns the values of the metrics ``names`` of a row."""
+    return itemgetter(*names) if len(names) > 1 else partial(_values, tuple(names))
+
+
+def _values(names: Sequence[str], row: Mapping[str, float]) -> tuple[float, ...]:
+    return tuple(row[name] for name in names)
 
 
 @lru_cache(maxsize=4096)
