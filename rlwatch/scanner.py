@@ -291,6 +291,7 @@ def replay(
         forecaster=forecaster,
         history=lambda attempt, before: branch(records, attempt, before),
         explains=False,
+        acts=False,
     )
     outcomes = list(monitor.observing_all(_arriving(progress(records) if progress else records, events)))
     outcome = joined([*outcomes, monitor.close()])

@@ -527,6 +527,8 @@ def _variance(values: list[float]) -> float:
 
 LONGEST, SHORTEST = 64, 6
 """Most rows of a stretch, so that one odd row affects few others; and fewest rows that are worth reading at once."""
+BEGINNING = 24
+"""Rows of a run after which a stretch ends: most baselines are complete then, and no row before can be calm."""
 
 
 class Stretch:
@@ -564,8 +566,10 @@ class Stretch:
         return next((self.column(name) for name in names if name in self.metrics), [])
 
 
-def stretches(steps: Sequence[ClosedStep]) -> Iterator[Sequence[ClosedStep]]:
+def stretches(steps: Sequence[ClosedStep], before: int = 0) -> Iterator[Sequence[ClosedStep]]:
     """Cut closed ``steps``, which are in order, into stretches; a row that fits no neighbour is one by itself.
+
+    ``before``: number of rows of the run that were judged before.
 
     >>> rows = [ClosedStep(step, {"a": 0.5}) for step in (1, 2, 3, 3, 4)]
     >>> [[row.step for row in part] for part in stretches(rows)]
@@ -573,7 +577,8 @@ def stretches(steps: Sequence[ClosedStep]) -> Iterator[Sequence[ClosedStep]]:
     """
     begins = 0
     for at in range(1, len(steps) + 1):
-        if at == len(steps) or at - begins == LONGEST or not _go_on(steps[at - 1], steps[at]):
+        ends = at == len(steps) or at - begins == LONGEST or before + at == BEGINNING
+        if ends or not _go_on(steps[at - 1], steps[at]):
             yield steps[begins:at]
             begins = at
 

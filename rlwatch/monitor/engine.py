@@ -72,6 +72,8 @@ class Monitor:
         Returns the rows and events that an attempt continues; without it, an attempt begins without state.
     explains
         Whether :meth:`diagnosis` will be called: following the run's settings costs a tenth of the judging.
+    acts
+        Whether something may act on :meth:`health`: judging each row's soundness costs a twentieth of a scan.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Monitor:
         forecaster: Callable[[], Forecasts] | None = None,
         history: History | None = None,
         explains: bool = True,
+        acts: bool = True,
     ) -> None:
         self.run_id = run_id
         self.source = source
@@ -93,7 +96,7 @@ class Monitor:
         self._make_forecaster = forecaster or forecaster_for(wanted=True)
         self.rules = tuple(default_rules() if rules is None else rules)
         self._history = history
-        self._explains = explains
+        self._explains, self._acts = explains, acts
         self._attempt: int | None = None
         self._early: list[Event] = []
         self._reader = RowReader(source)
@@ -104,7 +107,8 @@ class Monitor:
     def _reset(self) -> None:
         forecasting = Forecasting(self._make_forecaster, self._forecast_failed)
         alerts = AlertEngine(self.run_id, self.rules)
-        self._judge = StepJudge(DetectorSet(made_by(self._make)), forecasting, alerts, explains=self._explains)
+        detectors = DetectorSet(made_by(self._make))
+        self._judge = StepJudge(detectors, forecasting, alerts, explains=self._explains, acts=self._acts)
         self._gathering = Gathering(self._gathering.late)
         self._undone: Undone | None = None
 
@@ -153,8 +157,9 @@ class Monitor:
 
     @property
     def judged_rows(self) -> tuple[JudgedRow, ...]:
-        """Newest closed steps, each with whether the run was healthy there."""
-        return tuple(self._judge.soundness.rows)
+        """Newest closed steps, each with whether the run was healthy there; none with ``acts=False``."""
+        soundness = self._judge.soundness
+        return () if soundness is None else tuple(soundness.rows)
 
     @property
     def forecast(self) -> Forecast | None:

@@ -82,20 +82,31 @@ class StepJudge:
         Fresh instances: all of them keep state.
     explains
         Whether a diagnosis will be requested.
+    acts
+        Whether something may act on the health of the run.
     """
 
     def __init__(
-        self, detectors: DetectorSet, forecasting: Forecasting, alerts: AlertEngine, *, explains: bool = True
+        self,
+        detectors: DetectorSet,
+        forecasting: Forecasting,
+        alerts: AlertEngine,
+        *,
+        explains: bool = True,
+        acts: bool = True,
     ) -> None:
         self.detectors = detectors
         self.forecasting = forecasting
         self.alerts = alerts
         self.episodes = Episodes()
-        self.soundness = Soundness()
+        self.soundness = Soundness() if acts else None
+        """None where no one will ask for the health of the run."""
         self.lookback = Lookback(explains=explains)
         self.holding: tuple[Finding, ...] = ()
         """The findings that hold now."""
         self._localised = LocalisedSteps()
+        self._judged = 0
+        """Number of closed steps so far."""
 
     def judge(self, view: ClosedStep | Arrived) -> MonitorOutcome:
         """Judge ``view``, which is a closed step, or a single row whose step is still open; return the outcome."""
@@ -108,11 +119,14 @@ class StepJudge:
         """
         self.forecasting.ahead([view for view in views if isinstance(view, ClosedStep)])
         for closed, group in groupby(views, lambda view: isinstance(view, ClosedStep)):
-            for stretch in stretches(cast("list[ClosedStep]", list(group))) if closed else ():
-                self.detectors.ahead(stretch)
-                yield from map(self._step, stretch)
             if not closed:
                 yield from map(self.judge, group)
+                continue
+            steps = cast("list[ClosedStep]", list(group))
+            for stretch in stretches(steps, self._judged):
+                self.detectors.ahead(stretch)
+                yield from map(self._step, stretch)
+            self._judged += len(steps)
         views.clear()
 
     def notice(self, event: Event) -> None:
@@ -158,7 +172,8 @@ class StepJudge:
         holding += self.forecasting.holding(step, holding)
         reported, holding = self.episodes.closed(step, holding)
         self.holding = tuple(holding)
-        self.soundness.update(step, holding)
+        if self.soundness is not None:
+            self.soundness.update(step, holding)
         findings, recoveries = self._published(reported, step)
         return MonitorOutcome(
             findings,
