@@ -158,15 +158,33 @@ def turns(metrics: int, *, named: bool) -> None:
     """Do what each line of the input names, and print its CPU time, microseconds a row."""
     stretch = list(named_rows(TURN) if named else rows(TURN, metrics=metrics))
     for line in sys.stdin:
-        print(lived(stretch, named=named) if line.strip() == "step" else sum(scanned(stretch)), flush=True)
+        what, source = line.strip(), "verl" if named else ""
+        print(sum(scanned(stretch)) if what == SCAN else lived(stretch, source, *LIVE[what]), flush=True)
 
 
-def lived(stretch: list[dict[str, float]], *, named: bool) -> float:
-    """Microseconds a step of a whole Monitor that is given one record after the other."""
-    monitor = Monitor(run_id="bench", source="verl" if named else "")
+SCAN = "scanned, reading included"
+BLOCK = 8
+"""Rows of a fast run that its judge takes together."""
+LIVE = {
+    "one by one, as live": (False, 1),
+    "one by one, with a rescue, whose diagnosis follows the settings": (True, 1),
+    f"in blocks of {BLOCK}, as a fast run": (False, BLOCK),
+}
+"""Ways to judge a run while it goes on: whether settings are followed, and the rows that are judged together."""
+
+
+def lived(stretch: list[dict[str, float]], source: str, explains: bool, block: int) -> float:
+    """Microseconds a step of a whole Monitor that is given ``block`` records after the other."""
+    monitor = Monitor(run_id="bench", source=source, explains=explains)
+    records = [StepRecord(step, row, seq=step + 1) for step, row in enumerate(stretch)]
     begun = time.thread_time()
-    for step, row in enumerate(stretch):
-        monitor.observe(StepRecord(step, row, seq=step + 1))
+    if block == 1:
+        for record in records:
+            monitor.observe(record)
+    else:
+        for at in range(0, len(records), block):
+            for _ in monitor.observing_all(records[at : at + block]):
+                pass
     return (time.thread_time() - begun) / len(stretch) * 1e6
 
 
@@ -184,7 +202,7 @@ def against(other: Path, metrics: int, *, named: bool) -> None:
         )
         for folder in (own, other)
     ]
-    for what in ("step", "scan"):
+    for what in (*LIVE, SCAN):
         took = [_turn(of, what, i % 2) for i in range(1 + TURNS)][1:]
         low, middle, high = quantiles([own / before for own, before in took], n=4)
         own_us, before_us = (median(each) for each in zip(*took, strict=True))
