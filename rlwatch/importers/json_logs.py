@@ -131,7 +131,7 @@ class FlatJsonLinesParser(JsonLinesParser):
         names = tuple(metrics)
         if names != self._names:
             self._names = names
-        elif names:  # the same objects as in the row before: whoever looks them up compares no texts
+        elif names:  # the same objects as in the row before: looking them up compares no texts
             metrics = dict(zip(self._names, metrics.values(), strict=True))
         if metrics:
             yield ImportedRow(step, metrics, line)
