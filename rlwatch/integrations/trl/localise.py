@@ -64,6 +64,7 @@ class TrainerLocalising:
         self._generated: Generated | None = None
         self._generations = 0
         self._dataset = PromptRows(trainer)
+        self._bare = BareModel(trainer)
         localiser.rewards = self._add_rewards
         localiser.contexts = self._contexts
         localiser.expects = True
@@ -101,7 +102,7 @@ class TrainerLocalising:
         ``total`` is its norm before clipping, if the trainer computed it.
         """
         try:
-            model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            model = self._bare.of(self._trainer.model)
             self.localiser.missing = UNKEPT if model.training else EVALUATING
             step = int(self._trainer.state.global_step) + 1
             self.localiser.check(Spike(model, step, total, self._loss_scale()))
@@ -270,6 +271,22 @@ class TrainerForwardCall:
             return self.again(rows)
 
 
+class BareModel:
+    """The policy of one trainer without Accelerate's wrappers, looked up once: each look-up searches the disk for
+    packages.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._known: tuple[Any, Any] = (None, None)
+
+    def of(self, model: Any) -> Any:
+        """Return ``model`` without its wrappers."""
+        if model is not self._known[0]:
+            self._known = model, self._trainer.accelerator.unwrap_model(model)
+        return self._known[1]
+
+
 class LossPassTap:
     """Hook on the forward pass of the loss in one trainer, which keeps the passes in ``passes``."""
 
@@ -278,6 +295,7 @@ class LossPassTap:
         self._error_boundary = error_boundary
         self._passes = passes
         self._latest: tuple[TrainerForwardCall, Outputs] | None = None
+        self._bare = BareModel(trainer)
 
     def attach(self, live: Callable[[], bool]) -> None:
         """Wrap the trainer's forward pass; calls are kept while ``live()`` is True."""
@@ -311,7 +329,7 @@ class LossPassTap:
         outputs = Outputs(*result[:3])
         if outputs.logp.requires_grad:
             drew = not before.same(RandomState.now())
-            policy = self._trainer.accelerator.unwrap_model(model)
+            policy = self._bare.of(model)
             self._latest = TrainerForwardCall(_unprofiled(method), policy, given, before, drew), outputs
 
 
