@@ -523,7 +523,7 @@ async def events(request: Request) -> Response:
     runs = frozenset(filter(None, request.query_params.getlist("run")))
     until = float(request.scope.get(SESSION_END, math.inf))
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(told_of(runs, until), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(event_stream(runs, until), headers=headers, media_type="text/event-stream")
 
 
 class _Streams:
@@ -532,7 +532,7 @@ class _Streams:
     open = 0
 
 
-async def told_of(runs: frozenset[str], until: float) -> AsyncIterator[str]:
+async def event_stream(runs: frozenset[str], until: float) -> AsyncIterator[str]:
     """Yield server-sent events as text, one for each change of ``runs`` (empty: of any run), until the session ends at
     ``until`` (Unix seconds).
     """

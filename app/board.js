@@ -8,7 +8,7 @@ import { drawChips, drawControls } from "./controls.js";
 import { interpolated } from "./curves.js";
 import { drawLane } from "./lane.js";
 import { appended, follow } from "./live.js";
-import { listen, now, tell } from "./look.js";
+import { listen, now, apply } from "./look.js";
 import { enough, grow, meansOf, meansWithin } from "./means.js";
 import { openMenu } from "./menu.js";
 import { button, el, within } from "./nodes.js";
@@ -104,10 +104,10 @@ export class Board {
       event.stopPropagation(); // it lets go of no step as well
       this.note.hidden = true;
     });
-    this.heard = (/** @type {Event} */ event) => { if (event instanceof CustomEvent) this.key(event.detail); };
-    this.screen = () => this.screened();
-    document.addEventListener("rlwatch-key", this.heard);
-    document.addEventListener("fullscreenchange", this.screen);
+    this.onKey = (/** @type {Event} */ event) => { if (event instanceof CustomEvent) this.key(event.detail); };
+    this.onScreen = () => this.screened();
+    document.addEventListener("rlwatch-key", this.onKey);
+    document.addEventListener("fullscreenchange", this.onScreen);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(host);
     /** @type {Set<Element>} */
@@ -661,8 +661,8 @@ export class Board {
 
   destroy() {
     ALL.delete(this);
-    document.removeEventListener("rlwatch-key", this.heard);
-    document.removeEventListener("fullscreenchange", this.screen);
+    document.removeEventListener("rlwatch-key", this.onKey);
+    document.removeEventListener("fullscreenchange", this.onScreen);
     this.unlisten();
     this.unfollow?.();
     this.watcher.disconnect();
@@ -719,4 +719,4 @@ function drop(root) {
 globalThis.rlwatchBoards = { draw, drop };
 for (const [, component] of globalThis.rlwatchWaiting ?? []) draw(component);
 globalThis.rlwatchWaiting = new Map();
-tell();
+apply();

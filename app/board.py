@@ -37,7 +37,7 @@ class ChartLine:
     """One line of a chart: its points and its style. ``mute``: not in the tooltip.
 
     ``area`` (2, N): low and high ends of the shaded area around its points; ``dots``: size of the points if no line
-    joins them; ``told`` (N,): values for the tooltip if they differ from the height of the points. ``place``: its entry
+    joins them; ``shown`` (N,): values for the tooltip if not the heights of the points. ``place``: its entry
     of the legend, if several runs are drawn; ``smooth``: it is a smoothed line.
     """
 
@@ -51,7 +51,7 @@ class ChartLine:
     mute: bool = False
     area: Floats | None = None
     dots: int = 0
-    told: Floats | None = None
+    shown: Floats | None = None
     place: int | None = None
     smooth: bool = False
 
@@ -320,8 +320,8 @@ class Board:
             look["place"] = line.place
         if line.smooth:
             look["smooth"] = True
-        if line.told is not None:
-            look["told"] = points(replace(line.curve, values=line.told), self.place)[1]
+        if line.shown is not None:
+            look["shown"] = points(replace(line.curve, values=line.shown), self.place)[1]
         if line.area is not None:
             ends = (replace(line.curve, values=end) for end in line.area)
             look["low"], look["high"] = (points(end, self.place)[1] for end in ends)

@@ -139,10 +139,10 @@ export class Chart {
   }
 
   /**
-   * Names of a map's rows, as many as there is room for.
+   * Names of a map's rows, as many as fit.
    * @param {string[]} names
    */
-  rows(names) {
+  rowLabels(names) {
     const every = Math.ceil((13 * names.length) / this.height);
     const size = Math.min(190, Math.max(90, this.host.clientWidth * 0.2)), letters = Math.floor(size / 6.2);
     const short = (/** @type {string} */ name) => (name.length > letters ? `…${name.slice(1 - letters)}` : name);
@@ -158,7 +158,7 @@ export class Chart {
    * Levels of a map of shades, which lie where its rows do.
    * @param {[number, string][]} ticks
    */
-  levels(ticks) {
+  levelLabels(ticks) {
     return { splits: () => ticks.map(([at]) => at), values: () => ticks.map(([, words]) => words), grid: { show: false } };
   }
 
@@ -190,7 +190,7 @@ export class Chart {
       },
       axes: [
         { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks, i, space, step) => labels(ticks, step).map((tick) => (board.data.origin === "0" ? "" : "+") + tick), space: 70 },
-        { ...axis, size: this.bare ? AXIS_PX : wide, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => labels(ticks, step), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)), ...(panel.right && { stroke: panel.lines[0].colour }) },
+        { ...axis, size: this.bare ? AXIS_PX : wide, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => labels(ticks, step), ...(names && this.rowLabels(names)), ...(panel.shades && this.levelLabels(panel.shades.ticks)), ...(panel.right && { stroke: panel.lines[0].colour }) },
         ...(panel.right ? [/** @type {uPlot.Axis} */ ({ ...axis, scale: "right", side: 1, stroke: panel.right.colour, size: wide, space: 30, grid: { show: false }, values: (u, ticks, i, space, step) => labels(ticks, step) })] : []),
       ],
       series: [{}, ...(names ? [{ show: false }] : this.series())],
@@ -374,7 +374,7 @@ export class Chart {
     for (const line of this.panel.lines) {
       if (line.mute || !line.x.length) continue;
       const i = this.present(line, nearest(line.x, x));
-      if (i !== null) found.push({ name: line.name || this.panel.title, x: line.x[i], value: (line.told ?? line.y)[i], colour: line.colour });
+      if (i !== null) found.push({ name: line.name || this.panel.title, x: line.x[i], value: (line.shown ?? line.y)[i], colour: line.colour });
     }
     if (shades) found.reverse().push(...this.share(shades, column, y)); // the highest quantile first, as they are drawn
     for (const [place_, value, name, colour] of this.panel.beyond) {

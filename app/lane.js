@@ -84,8 +84,8 @@ function open(board, marks, left) {
     note.append(item);
   }
   note.hidden = false;
-  const room = board.host.clientWidth - note.offsetWidth;
-  note.style.left = `${Math.max(0, Math.min(left - 20, room))}px`;
+  const most = board.host.clientWidth - note.offsetWidth;
+  note.style.left = `${Math.max(0, Math.min(left - 20, most))}px`;
   note.style.top = `${board.strip.offsetTop + 30}px`;
   within(note, "button").focus();
 }

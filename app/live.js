@@ -124,9 +124,9 @@ export function appended(panel, reply, origin) {
       line.x.push(x);
       line.y.push(y);
       for (const ends of every) {
-        const room = ends[2] === 1 ? 0 : 0.06 * (ends[1] - ends[0]);
-        if (y > ends[1]) ends[1] = y + room;
-        if (y < ends[0] && !(ends[2] === 1 && y <= 0)) ends[0] = ends[2] === 1 ? y / 1.1 : y - room;
+        const margin = ends[2] === 1 ? 0 : 0.06 * (ends[1] - ends[0]);
+        if (y > ends[1]) ends[1] = y + margin;
+        if (y < ends[0] && !(ends[2] === 1 && y <= 0)) ends[0] = ends[2] === 1 ? y / 1.1 : y - margin;
       }
     }
     panel.last = word ?? number(Number(value)) + (panel.unit ?? "");

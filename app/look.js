@@ -65,20 +65,20 @@ export const now = () => read(location.search);
 export function change(part) {
   const look = { ...now(), ...part };
   (globalThis.rlwatchPush ?? history.pushState.bind(history))({}, "", location.pathname + written(location.search, look));
-  tell();
+  apply();
 }
 
 /** Apply the choices of the address, after a change or a step back. */
-export function tell() {
+export function apply() {
   const look = now();
   document.documentElement.dataset.rlSide = look.side ? "open" : "shut";
-  for (const heard of LISTENERS) heard(look);
+  for (const listener of LISTENERS) listener(look);
 }
 
-/** @param {(look: Look) => void} heard */
-export function listen(heard) {
-  LISTENERS.add(heard);
-  return () => LISTENERS.delete(heard);
+/** @param {(look: Look) => void} listener */
+export function listen(listener) {
+  LISTENERS.add(listener);
+  return () => LISTENERS.delete(listener);
 }
 
-addEventListener("popstate", tell);
+addEventListener("popstate", apply);

@@ -83,7 +83,7 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 .rl-numbers th, .rl-numbers td { text-align: right; padding: .15rem .9rem .15rem 0; border: 0; }
 .rl-panel { font-size: .8125rem; font-weight: 600; line-height: 1rem; margin-top: .25rem; }
 .rl-quiet { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-@media (max-width: 640px) {  /* on a phone the strip comes first: what it stands in is dissolved into the page */
+@media (max-width: 640px) {  /* on a phone the strip comes first: the containers of the strip dissolve */
   [data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] :is([data-testid="stVerticalBlock"],
     [data-testid="stHorizontalBlock"], [data-testid="stColumn"], [data-testid="stLayoutWrapper"]
     ):has(.st-key-board-strip) { display: contents; }

@@ -46,10 +46,10 @@ SMALL = 16_384
 
 @dataclass(eq=False, slots=True)
 class Listener:
-    """An open page. ``runs``: ids of the runs it shows (empty: all). ``told_at``: time of their last news."""
+    """An open page. ``runs``: ids of the runs it shows (empty: all). ``notified_at``: time of their last news."""
 
     runs: frozenset[str] = frozenset()
-    told_at: float = 0.0
+    notified_at: float = 0.0
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
@@ -59,7 +59,7 @@ class Listener:
             self.loop.call_soon_threadsafe(self._note)
 
     def _note(self) -> None:
-        self.told_at = time.monotonic()
+        self.notified_at = time.monotonic()
         self.woken.set()
 
 
@@ -212,7 +212,7 @@ class Asking:
 
     def _behind(self) -> list[str]:
         """Return the fragments that are older than the last news."""
-        return [part for part, drawn_at in self._drawn.items() if drawn_at < self._listener.told_at]
+        return [part for part, drawn_at in self._drawn.items() if drawn_at < self._listener.notified_at]
 
     def _is_seen(self, now: float) -> bool:
         return now - self._asked_at < self._unseen_s
@@ -234,7 +234,7 @@ class Asking:
                 self._whole_at, self._drawn = now, {}
             return True
         self._asked_at, drawn_at = now, self._drawn.setdefault(part, self._whole_at)
-        if not self._hub.deaf and drawn_at >= self._listener.told_at and now - drawn_at < CLOCK_S:
+        if not self._hub.deaf and drawn_at >= self._listener.notified_at and now - drawn_at < CLOCK_S:
             return False
         self._drawn[part] = now
         return True

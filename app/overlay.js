@@ -7,7 +7,7 @@ import { smoothed, spacing } from "./curves.js";
 /** @typedef {import("./shapes.js").Ends} Ends */
 /** @typedef {import("./look.js").Look} Look */
 
-const EDGE = 0.02, BEYOND = 2, ROOM = 0.06, ENOUGH = 20;
+const EDGE = 0.02, BEYOND = 2, MARGIN = 0.06, ENOUGH = 20;
 
 /**
  * Return the lowest and highest finite value without outliers, as board.py's usual_range does but for lasting ones.
@@ -40,7 +40,7 @@ export function minus(line, base) {
   };
   const levels = line.x.map(level), less = (/** @type {(number | null)[] | undefined} */ values) =>
     values?.map((value, i) => { const own = levels[i]; return value === null || own === null ? null : value - own; });
-  return { ...line, y: less(line.y) ?? [], low: less(line.low), high: less(line.high), told: undefined };
+  return { ...line, y: less(line.y) ?? [], low: less(line.low), high: less(line.high), shown: undefined };
 }
 
 /**
@@ -59,9 +59,9 @@ export function ranged(lines, look) {
   const shown = ends.length ? [...ends, ...areas] : all;
   let low = Infinity, high = -Infinity;
   for (const y of shown) { low = Math.min(low, y); high = Math.max(high, y); }
-  if (log === 1) { const factor = Math.max((high / low) ** ROOM, 1.1); return [[low / factor, high * factor], 1]; }
-  const room = ROOM * (high - low) || 0.05 * Math.abs(high) || 0.5;
-  return [[low - room, high + room], log];
+  if (log === 1) { const factor = Math.max((high / low) ** MARGIN, 1.1); return [[low / factor, high * factor], 1]; }
+  const margin = MARGIN * (high - low) || 0.05 * Math.abs(high) || 0.5;
+  return [[low - margin, high + margin], log];
 }
 
 /**

@@ -139,7 +139,7 @@ def findings(run_id: str) -> list[Finding]:
     return store().findings(run_id)
 
 
-def told(run_id: str) -> list[Finding]:
+def findings_and_updates(run_id: str) -> list[Finding]:
     """Return the findings of a run and their updates (eased, resolved), in order of arrival."""
     return sorted((*findings(run_id), *store().recoveries(run_id)), key=arrival)
 
@@ -545,7 +545,7 @@ def _completions(url: str, run_id: str, newest: Newest) -> list[Row]:  # noqa: A
 def diagnosis(run: RunInfo) -> Diagnosis:
     """Return the diagnosis of a run from all its findings and events so far."""
     last = run.last_step or 0
-    key = (len(told(run.run_id)), len(events(run.run_id)))
+    key = (len(findings_and_updates(run.run_id)), len(events(run.run_id)))
     return _diagnosis(
         store_url(), run.run_id, (run.attempt, run.state.value, last // max(1, last // REFRESH_SHARE), *key)
     )

@@ -37,7 +37,7 @@ COLUMNS = (
 NEW = "New rule"
 MOST_TRIED = 20
 """Most runs on which a rule is tried at once."""
-MESSAGE = "rules-told"
+MESSAGE = "rules-message"
 """Session key of the message about the last action, for the page drawn after it."""
 
 

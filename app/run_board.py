@@ -442,7 +442,9 @@ def show_history(run_id: str, go_to_tokens: GoToTokens) -> None:
     """Draw the tables of findings and events of a run; ``go_to_tokens`` opens the page with the tokens of a step."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         events = queries.events(run_id)
-        run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
+        run_history.show_findings(
+            queries.findings_and_updates(run_id), run_history.Localised.of(run_id, events), go_to_tokens
+        )
         run_history.show_events(events)
 
 

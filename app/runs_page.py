@@ -194,7 +194,9 @@ def _chosen(entries: list[RunEntry]) -> ListView:
     if narrowed:
         st.caption("Only " + " · ".join(fmt.shorten(one, 60) for one in narrowed))
     which = str(st.session_state.get("show") or NORMAL)
-    return ListView(projects, states, tags, text or "", columns, curves, sort, group, frozenset(_told(UNFOLDED)), which)
+    return ListView(
+        projects, states, tags, text or "", columns, curves, sort, group, frozenset(_in_address(UNFOLDED)), which
+    )
 
 
 def _filters(entries: list[RunEntry]) -> tuple[list[str], list[str], list[str]]:
@@ -218,7 +220,7 @@ def _layout(entries: list[RunEntry]) -> tuple[list[str], list[str], str, str]:
     named = _group_names(entries)
     group = st.selectbox(
         "Group by", [NOT_GROUPED, *named], key="group", bind="query-params",
-        format_func=lambda name: name or "no grouping", help="Collapsed groups show mean and band (of seeds, say).",
+        format_func=lambda name: name or "no grouping", help="Collapsed groups show mean and band, such as of seeds.",
     )  # fmt: skip
     return columns, curves, sort or URGENT, group or NOT_GROUPED
 
@@ -264,30 +266,30 @@ def _unfold(opened: str) -> None:
     """Unfold a group, or fold it."""
     name = opened.removeprefix(fleet_rows.GROUP)
     if name != opened:
-        now = _told(UNFOLDED)
-        _tell(UNFOLDED, [one for one in now if one != name] if name in now else [*now, name])
+        now = _in_address(UNFOLDED)
+        _put_in_address(UNFOLDED, [one for one in now if one != name] if name in now else [*now, name])
 
 
-def _told(name: str) -> list[str]:
+def _in_address(name: str) -> list[str]:
     """Return the values in the address, or a newer choice of this session that the browser has not put there yet.
 
     The second of two quick clicks is sent before the browser has the address of the first.
     """
     here = st.query_params.get_all(name)
-    kept: list[str] = st.session_state.setdefault(f"told-{name}", here)
+    kept: list[str] = st.session_state.setdefault(f"kept-{name}", here)
     since, before = st.session_state.setdefault(f"before-{name}", (time.monotonic(), [here]))
     if here != kept and (
         here not in before or time.monotonic() > since + BEHIND_S
     ):  # another address, such as by the back button
-        st.session_state[f"told-{name}"] = kept = here
+        st.session_state[f"kept-{name}"] = kept = here
     return kept
 
 
-def _tell(name: str, values: Sequence[str]) -> None:
-    now = _told(name)
+def _put_in_address(name: str, values: Sequence[str]) -> None:
+    now = _in_address(name)
     _, before = st.session_state[f"before-{name}"]
     st.session_state[f"before-{name}"] = time.monotonic(), [*before[-4:], now]
-    st.session_state[f"told-{name}"] = list(values)
+    st.session_state[f"kept-{name}"] = list(values)
     st.query_params[name] = list(values)
 
 
@@ -296,17 +298,17 @@ def _tell(name: str, values: Sequence[str]) -> None:
 
 def _pick(changed: Mapping[str, bool]) -> None:
     """Tick or clear boxes; the box of a group ticks or clears all of its runs."""
-    picked = _told(PICKED)
+    picked = _in_address(PICKED)
     for asked, ticked in changed.items():
         members = st.session_state.get(MEMBERS, {}).get(asked, [asked])
         picked = [one for one in picked if one not in members] + (list(members) if ticked else [])
-    _tell(PICKED, picked)
+    _put_in_address(PICKED, picked)
 
 
 def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare, *, may_edit: bool) -> list[str]:
     """Return the ticked runs in order, even those hidden by a filter, and draw their buttons."""
     known: Mapping[str, RunInfo] = {entry.run.run_id: entry.run for entry in entries}
-    picked = [run_id for run_id in _told(PICKED) if run_id in known]
+    picked = [run_id for run_id in _in_address(PICKED) if run_id in known]
     if picked:
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             label = f"Compare {fmt.plural(len(picked), 'run')}" if len(picked) > 1 else "Compare: select another run"
@@ -314,7 +316,7 @@ def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare, *, may_edit
                 go_to_compare(picked)
             if may_edit:
                 buttons([known[run_id] for run_id in picked])
-            st.button("Clear", key="compare-clear", type="tertiary", on_click=_tell, args=(PICKED, ()))
+            st.button("Clear", key="compare-clear", type="tertiary", on_click=_put_in_address, args=(PICKED, ()))
     return picked
 
 

@@ -18,7 +18,7 @@
  * @property {string} [fill]
  * @property {number} [dots]
  * @property {boolean} [mute]  not in the tooltip
- * @property {(number | null)[]} [told]  values for the tooltip
+ * @property {(number | null)[]} [shown]  values for the tooltip
  * @property {(number | null)[]} [low]
  * @property {(number | null)[]} [high]
  * @property {number} [place]  its place in the legend, where several runs are drawn

@@ -55,14 +55,14 @@ export function scale(column, low, high) {
 }
 
 /**
- * Return the ticks that have room, the ends first.
+ * Return the ticks that fit, the ends first.
  * @param {[number, string][]} ticks
- * @param {number} room
+ * @param {number} gap  least distance in pixels
  */
-function apart(ticks, room) {
+function apart(ticks, gap) {
   /** @type {[number, string][]} */
   const kept = [];
-  for (const tick of [ticks[0], ticks[ticks.length - 1], ...ticks.slice(1, -1)]) if (tick && kept.every(([at]) => Math.abs(at - tick[0]) >= room)) kept.push(tick);
+  for (const tick of [ticks[0], ticks[ticks.length - 1], ...ticks.slice(1, -1)]) if (tick && kept.every(([at]) => Math.abs(at - tick[0]) >= gap)) kept.push(tick);
   return kept;
 }
 

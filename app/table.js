@@ -111,7 +111,7 @@ function link({ text, sub, href = "", title, id = "", tags, notes, lead, acts },
     open(id);
   });
   if (!(tags && tags.length) && !notes) return node;
-  const all = el("span", "said");
+  const all = el("span", "tagged");
   all.append(node);
   for (const tag of tags || []) all.append(el("span", "tag", tag));
   if (notes) {

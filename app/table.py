@@ -116,9 +116,9 @@ def link(label: str, href: str, asks: str, lead: str = "", *, acts: bool = False
     ``lead``: emphasised beginning of the label; if empty, the whole label is emphasised. ``acts``: the link does
     something, and looks so.
     """
-    stands_out = len(lead) if label.casefold().startswith(lead.casefold()) else 0
+    length = len(lead) if label.casefold().startswith(lead.casefold()) else 0
     cell = {"kind": "link", "text": label, "sub": "", "title": "", "href": href}
-    return {**cell, "id": asks, "lead": stands_out, "acts": acts}
+    return {**cell, "id": asks, "lead": length, "acts": acts}
 
 
 def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = "") -> Cell:

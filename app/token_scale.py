@@ -33,7 +33,7 @@ class TokenMeasure:
 
     name: str
     unit: str = ""
-    says: str = ""
+    meaning: str = ""
     signed: bool = True
     root: bool = True
 
@@ -111,7 +111,7 @@ def legend(quantity: TokenMeasure | None, end: float, colours: tuple[str, str], 
     ``levels``: positions of the response's tokens on the scale, which ends at ``end``. ``quantity``: None if nothing
     was measured.
     """
-    parts = [] if quantity is None else [_scale(quantity, end, colours), el("span", quantity.says, cls="label")]
+    parts = [] if quantity is None else [_scale(quantity, end, colours), el("span", quantity.meaning, cls="label")]
     kinds = {level.removeprefix("-") for level in levels if isinstance(level, str)}
     parts += [_hatched(*HATCHED[kind]) for kind in HATCHED if kind in kinds]
     if any(level is None for level in levels):

@@ -213,7 +213,7 @@ class Counted:
         places: Floats = np.interp(values, edges, np.arange(len(edges)))
         return places
 
-    def told(self, values: Floats) -> Floats:
+    def readable(self, values: Floats) -> Floats:
         """Return ``values`` for display, with logarithms reversed."""
         return np.exp(values) if self.quantity.log else values
 
@@ -286,7 +286,7 @@ def density_chart(one: Counted, window: tuple[int, int], *, dark: bool = False) 
     shares = np.full((len(starts) - 1, one.shares.shape[1]), np.nan)
     for column in used:
         shares[column] = one.shares[inside][columns == column].mean(axis=0)
-    shades = Shades(starts.tolist(), shares.T, one.told(np.append(one.low, one.high[-1])), _ticks(one))
+    shades = Shades(starts.tolist(), shares.T, one.readable(np.append(one.low, one.high[-1])), _ticks(one))
     bad = tuple(mark for mark in one.bad if window[0] <= mark[0] <= window[1])
     lines = _lines(one, one.quantiles[inside], columns, starts, bad, dark=dark)
     sub = " · ".join(filter(None, [one.quantity.unit, "stronger: more tokens", "lines: 5, 25, 50, 75, 95 % of them"]))
@@ -334,7 +334,7 @@ def _lines(
         curve = ThinnedCurve(at, one.rows(kept), breaks, bad if middle else ())
         outer = 0 if middle else len(overlays.COLOURS) * (2 if place in (0, len(SHARES) - 1) else 1)
         lines.append(
-            overlays.line(name, 1 + outer, curve, dark=dark, told=one.told(kept), width=1.8 if middle else 1.1)
+            overlays.line(name, 1 + outer, curve, dark=dark, shown=one.readable(kept), width=1.8 if middle else 1.1)
         )
     return lines
 

@@ -68,7 +68,7 @@ class LocalisationReport:
     :class:`rlwatch.gradloc.report.Localisation`.
 
     Fields that the event lacks are None or empty. ``cost`` holds ``forwards``, ``backwards`` and ``seconds``; ``worst``
-    is the largest share of a culprit token; ``said`` holds verdict, cause and cure, each a clause; ``units`` and
+    is the largest share of a culprit token; ``sentences`` holds verdict, cause and cure, each a clause; ``units`` and
     ``cures`` are as :class:`rlwatch.gradloc.report.Unit` and ``Cure``; ``count`` is the number of outlier tokens.
     """
 
@@ -86,7 +86,7 @@ class LocalisationReport:
     cost: Mapping[str, float] = field(default_factory=dict)
     worst: float | None = None
     verdict: str = ""
-    said: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()
     units: tuple[Mapping[str, JSON], ...] = ()
     cures: tuple[Mapping[str, JSON], ...] = ()
     count: int = 0
@@ -111,7 +111,7 @@ class LocalisationReport:
             cost=_numbers(body.get("cost")),
             worst=_worst(body.get("culprits")),
             verdict=str(body.get("verdict") or ""),
-            said=tuple(str(body[name]) for name in ("statement", "because", "remedy") if body.get(name)),
+            sentences=tuple(str(body[name]) for name in ("statement", "because", "remedy") if body.get(name)),
             units=_tables(body.get("units")),
             cures=_tables(body.get("cures")),
             count=_count(body.get("count")),
@@ -339,8 +339,8 @@ def _only_far_out(entry: TokenStep) -> str:
 
 def _who(report: LocalisationReport, culprits: Sequence[Token]) -> str:
     """Return verdict, cause and cure, a sentence each; for older records the message, or the shares in numbers."""
-    if report.said:
-        return " ".join(_sentence(_capital(text)) for text in report.said)
+    if report.sentences:
+        return " ".join(_sentence(_capital(text)) for text in report.sentences)
     shares = any(math.isfinite(token.numbers.get("share", math.nan)) for token in culprits)
     if report.message.strip() and (report.cause == "layer" or not shares):
         return _sentence(_capital(report.message))

@@ -359,7 +359,7 @@ def test_a_stream_tells_of_the_run_it_is_asked_of(store_dir):
     write_run(store_dir, steps=5)
 
     async def scene():
-        return await read(api.told_of(frozenset({"run-1"}), math.inf), 1)
+        return await read(api.event_stream(frozenset({"run-1"}), math.inf), 1)
 
     said = awaited(scene())
     assert said[0] == "event: changed"
@@ -370,7 +370,7 @@ def test_a_stream_ends_with_its_session(store_dir):
     """And says that it is over."""
     write_run(store_dir, steps=5)
 
-    assert awaited(read(api.told_of(frozenset(), time.time() - 1), 5))[-2:] == ["event: over", "data: {}"]
+    assert awaited(read(api.event_stream(frozenset(), time.time() - 1), 5))[-2:] == ["event: over", "data: {}"]
 
 
 def test_the_scripts_of_all_pages_are_small():

@@ -73,9 +73,9 @@ class Page:
 
     async def told(self, *runs, deaf=False):
         """News, and that they are there."""
-        before, turns = self.listener.told_at, self.hub.deaf != deaf
+        before, turns = self.listener.notified_at, self.hub.deaf != deaf
         self.store.words.put((deaf, runs))
-        while self.hub.deaf != deaf or ((runs or turns) and self.listener.told_at == before):
+        while self.hub.deaf != deaf or ((runs or turns) and self.listener.notified_at == before):
             await asyncio.sleep(0.001)
 
 

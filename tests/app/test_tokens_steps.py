@@ -138,7 +138,7 @@ def test_how_complete_an_attribution_is(gap, complete, words):
 def test_a_report_is_read_as_it_is_written():
     """Every entry of the event but the culprits, which have batches of their own."""
     told = {"statement", "because", "remedy", "cures", "units", "count", "explained", "grew"}
-    assert {*LocalisationReport.__dataclass_fields__, "culprits"} - {"worst", "said"} | told == set(
+    assert {*LocalisationReport.__dataclass_fields__, "culprits"} - {"worst", "sentences"} | told == set(
         event_body(Localisation(1.0))
     )
     report = LocalisationReport.of(Spiked(1, norm=math.nan).event().body)
