@@ -19,6 +19,7 @@ from torch.nn import Module, Parameter
 from typing_extensions import override
 
 from rlwatch.metrics import LAYER_PREFIX
+from rlwatch.tensors.masked import shared
 from rlwatch.tensors.mergeable import Latest, Stat, Stats
 from rlwatch.tensors.transfer import meeting_place, moved
 
@@ -61,8 +62,9 @@ def ordinary(parameter: Tensor) -> bool:
     return type(parameter) is Parameter and MARKS.isdisjoint(vars(parameter))
 
 
+@shared
 def named_weights(model: Module) -> list[tuple[str, Parameter]]:
-    """Return ``model.named_parameters()`` as a list, in half of the time: a step needs it several times."""
+    """Return ``model.named_parameters()`` as a list, in half of the time."""
     if type(model).named_parameters is not Module.named_parameters or "named_parameters" in vars(model):
         return list(model.named_parameters())
     found: dict[int, tuple[str, Parameter]] = {}

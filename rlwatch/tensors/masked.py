@@ -54,9 +54,12 @@ Result = TypeVar("Result")
 def sharing() -> Iterator[None]:
     """Compute what several statistics of a batch need only once within the block; no tensor may change meanwhile.
 
-    That is the count of each mask, and the result of each function that is :func:`shared`.
+    That is the count of each mask, and the result of each function that is :func:`shared`. A block within a block
+    belongs to it.
     """
-    before, _shared.results = _shared.results, {}
+    before = _shared.results
+    if before is None:
+        _shared.results = {}
     try:
         yield
     finally:

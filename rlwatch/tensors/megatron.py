@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rlwatch.tensors.gradnorm import GradNorms, Piece, grad_norms, named_weights, norms_of, ordinary, shard_of
+from rlwatch.tensors.masked import shared, sharing
 
 EXPERT = "allreduce"
 """Attribute that Megatron sets on a parameter: False for an expert if other ranks hold other experts."""
@@ -47,21 +48,15 @@ def cut(model: Any) -> bool:
     return bool(pipeline > 1 or tensor > 1 or _over_experts(state) > 1)
 
 
+@shared
 def divided(model: Any) -> bool:
     """Return True if ``.grad`` of the parameters of ``model`` on this rank holds only a part of the gradient, or
     nothing.
     """
-    return _divided(model, _weights(model))
-
-
-def _weights(model: Any) -> list[tuple[str, Parameter]]:
-    return [named for chunk in chunks_of(model) for named in named_weights(chunk)]
-
-
-def _divided(model: Any, named: Sequence[tuple[str, Parameter]]) -> bool:
-    if any(map(_buffered, chunks_of(model))):
+    chunks = chunks_of(model)
+    if any(map(_buffered, chunks)):
         return True
-    odd = [p for _, p in named if not ordinary(p)]
+    odd = [p for chunk in chunks for _, p in named_weights(chunk) if not ordinary(p)]
     return bool(odd) and (any(hasattr(p, "main_grad") for p in odd) or cut(model))
 
 
@@ -97,12 +92,13 @@ def model_norms(model: Any, *, rank: int = 0) -> GradNorms | None:
     None also if :func:`hindrance` returns a reason. For Megatron's models call it after the gradients are reduced
     (``finalize_model_grads``) and before the optimizer's step.
     """
-    chunks, state, named = chunks_of(model), groups(), _weights(model)
-    if not _divided(model, named):
-        return grad_norms(named, rank=rank)
-    if state is None or hindrance(model) is not None:
-        return None
-    return norms_of([piece for chunk in chunks for piece in _pieces(chunk, state)])
+    chunks, state = chunks_of(model), groups()
+    with sharing():
+        if not divided(model):
+            return grad_norms([named for chunk in chunks for named in named_weights(chunk)], rank=rank)
+        if state is None or hindrance(model) is not None:
+            return None
+        return norms_of([piece for chunk in chunks for piece in _pieces(chunk, state)])
 
 
 def first_of_copies() -> bool:

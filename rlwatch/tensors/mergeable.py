@@ -20,7 +20,6 @@ from typing_extensions import override
 from rlwatch.tensors.masked import (
     keep,
     masked_count,
-    masked_max,
     masked_quantile,
     masked_sum,
     reduced,
@@ -411,11 +410,11 @@ class Ess(Stat):
         """
         x = keep(log_weight, mask, -torch.inf).flatten()
         # Divided by the largest weight before they are added: the ratio does not change, and nothing overflows.
-        top = masked_max(log_weight, mask)
+        top = x.amax() if x.numel() else x.new_full((), -torch.inf)
         largest = torch.where(top == -torch.inf, 0.0, top)
         weight = (x - largest).exp()
-        log_sum, log_squares = weight.sum().log() + largest, weight.square().sum().log() + 2 * largest
-        return cls(masked_count(mask, log_weight), log_sum, log_squares)
+        log_sum, log_squares = torch.stack([weight, weight * weight]).sum(-1).log().unbind()
+        return cls(masked_count(mask, log_weight), log_sum + largest, log_squares + 2 * largest)
 
     @override
     def merge(self, other: Self) -> Self:
@@ -639,8 +638,9 @@ class VarianceGrowth(Stat):
         # Third powers of lengths near 10^4 are 10^12 a response: sums of them need float64, and then merge by addition.
         dtype = torch.float32 if x.device.type == "mps" else torch.float64
         s, t = keep(x, mask, 0.0).sum(-1, dtype=dtype), mask.bool().sum(-1).to(dtype)
-        columns = t, t * t, t**3, s, s * s, s * t, s * s * t, s * t * t
-        return cls((t > 0).sum().to(dtype), torch.stack([column.sum() for column in columns]))
+        tt, ss, st = t * t, s * s, s * t
+        columns = t, tt, tt * t, s, ss, st, ss * t, st * t
+        return cls((t > 0).sum().to(dtype), torch.stack(columns).sum(-1))
 
     @override
     def merge(self, other: Self) -> Self:

@@ -31,7 +31,7 @@ from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.recorder.intake import step_index
 from rlwatch.tensors.grad_agreement import GradientTrail
 from rlwatch.tensors.gradnorm import named_weights
-from rlwatch.tensors.masked import widen
+from rlwatch.tensors.masked import sharing, widen
 from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
@@ -331,6 +331,13 @@ class Collector:
         """
         self._begin()
         self._rates = self.steps.error_boundary.attempt("learning rate", self.means.rates)
+        with sharing():  # the walk over the model
+            refused = self._measure_gradients()
+        if not refused:
+            self.steps.error_boundary.attempt("localisation", self._localise)
+        return refused
+
+    def _measure_gradients(self) -> Refused:
         why = None if self.means.model is None else hindrance(self.means.model)
         if why is not None:
             return {"gradients": f"{why}; step(grad_norm=) takes the norm that the optimizer's step returns"}
@@ -342,7 +349,6 @@ class Collector:
             self.steps.tally.add_stats(stats)
             self.steps.error_boundary.attempt(AGREEMENT_TAP, self._agree)
             self._update = self.steps.error_boundary.attempt(UPDATE_TAP, self._sampled, self.means.model, rank)
-        self.steps.error_boundary.attempt("localisation", self._localise)
         return {}
 
     def _sampled(self, model: nn.Module, rank: int) -> UpdateSample | None:
