@@ -528,7 +528,7 @@ export class Board {
     node.dataset.metric = panel.name;
     if (panel.pin && !node.dataset.pin) this.movable(node);
     if (panel.pin) node.dataset.pin = panel.pin;
-    node.style.gridColumn = (panel.columns ?? 1) > 1 ? `span min(${panel.columns}, var(--columns))` : "";
+    node.style.setProperty("--wide", String(panel.columns ?? 1));
     node.dataset.drawn = [...new Set(panel.lines.map((line) => line.place))].join(" ");
     within(node, ".title").textContent = panel.title;
     within(node, ".words").title = [panel.title, panel.about].filter(Boolean).join(": ");

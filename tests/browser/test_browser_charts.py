@@ -117,7 +117,9 @@ def test_a_metric_is_searched_for_and_pinned_for_the_next_run_of_the_project(sha
 
 
 def test_pinned_charts_are_combined_widened_dragged_and_kept(shared_app, page, shared_store):
-    """From the menu and by the mouse; a reload shows the same, and so does the next run of the project."""
+    """From the menu and by the mouse; a reload shows the same, so does the next run of the project, and on a phone all
+    are as wide as it.
+    """
     for run in ("laid", "later"):
         write(shared_store, run, steps=range(1, 101), metrics={"entropy": 1.0, "grad_norm": 2.0})
     page.goto(f"{shared_app}/run?run=laid&live=false&pin=reward&pin=kl&pin=entropy")
@@ -138,6 +140,12 @@ def test_pinned_charts_are_combined_widened_dragged_and_kept(shared_app, page, s
     expect(first).to_have_attribute("data-pin", "entropy")
     page.goto(f"{shared_app}/run?run=later&live=false")
     expect(page.locator("figure").nth(1)).to_have_attribute("data-pin", "reward + kl @2")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function(
+        "() => [0, 1].every((at) => Array.from(document.querySelectorAll('.st-key-board-all *'))"
+        ".map((node) => node.shadowRoot).filter(Boolean).flatMap((root) => [...root.querySelectorAll('figure')])"
+        "[at]?.offsetWidth > 300)"
+    )
 
 
 def test_marks_lead_to_what_they_mark_and_a_nan_is_told(shared_app, page, shared_store):
