@@ -153,7 +153,7 @@ def in_browser(where: Path) -> list[float]:
             page = context.new_page()
             page.set_default_timeout(120_000)
             began = time.perf_counter()
-            page.goto(address)
+            page.goto(address, wait_until="commit")  # not until Streamlit's scripts are there
             page.locator(".rlwatch-table tbody tr").first.wait_for()
             found.append(time.perf_counter() - began)
             context.close()
