@@ -39,7 +39,8 @@ def of_runs(address: Address, who: Principal, theme: str) -> Json:  # noqa: ARG0
     metrics = {name for entry in entries for name in entry.vitals.sources}
     curves = [name for name in fleet_rows.DEFAULT_CURVES if name in metrics]
     boxed = len(entries) > 1 or who.may_command
-    view = ListView(curves=curves, picked=frozenset() if boxed else None)
+    columns = fleet_rows.used_columns(fleet_rows.DEFAULT_COLUMNS, entries)
+    view = ListView(columns=columns, curves=curves, picked=frozenset() if boxed else None)
     first = table.table_json("runs", **runs_page.first_rows(view, view.lines(entries), now))
     return {"title": runs_page.headline(entries), "table": first}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlencode
 
@@ -39,6 +39,7 @@ GROUP = "group:"
 """Prefix of the message of a click on a group; the group's name follows."""
 REWARD = "reward/mean"
 RISK_COLUMN = "risk, 50 steps"
+"""Column of the chance of a failure, which only runs with a forecast have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,12 @@ SORTED_BY = {RISK_COLUMN: "risk"}
 def _worst_risk(members: Sequence[RunEntry]) -> table.Cell:
     worst = max((chance for entry in members if (chance := risk(entry)) is not None), default=None)
     return table.text(fmt.NOTHING if worst is None else f"up to {fmt.chance(worst)}", quiet=True)
+
+
+def used_columns(columns: Sequence[str], entries: Iterable[RunEntry]) -> list[str]:
+    """Return the columns of the list; the risk is left out of the default ones if no run in ``entries`` has any."""
+    unused = list(columns) == list(DEFAULT_COLUMNS) and not any(map(has_risk, entries))
+    return [name for name in columns if not (unused and name == RISK_COLUMN)]
 
 
 @dataclass(frozen=True, slots=True)

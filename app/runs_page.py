@@ -143,8 +143,7 @@ def _runs_list(
     picked = _picked(entries, go_to_compare, may_edit=may_edit) if len(entries) > 1 or may_edit else []
     outcome()
     boxed = len(entries) > 1 or may_edit
-    if list(view.columns) == list(DEFAULT_COLUMNS) and not any(map(fleet_rows.has_risk, entries)):
-        view = replace(view, columns=[name for name in DEFAULT_COLUMNS if name != fleet_rows.RISK_COLUMN])
+    view = replace(view, columns=fleet_rows.used_columns(view.columns, entries))
     view = replace(view, picked=frozenset(picked) if boxed else None)
     lines = view.lines(entries)
     if not lines:

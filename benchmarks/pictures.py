@@ -73,6 +73,7 @@ def screenshots(store: Path, out: Path) -> None:
             context.request.post(f"{where.local}/login", form={"token": "look", "name": "ann"}, max_redirects=0)
             page = context.new_page()
             page.goto(where.local)
+            page.locator(".rl-who").wait_for(timeout=120_000)  # Streamlit's page, not the first picture of it
             page.get_by_role("link", name=RUN).wait_for(timeout=120_000)
             page.wait_for_timeout(3000)
             page.screenshot(path=out / "runs.png")

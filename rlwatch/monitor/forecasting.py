@@ -21,6 +21,7 @@ from rlwatch.forecast.forecast import FORECAST, PASSED, alarm_message, record_of
 from rlwatch.metrics import Family
 from rlwatch.plugins import usable
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
+from rlwatch.wording import words
 
 logger = logging.getLogger("rlwatch")
 
@@ -272,7 +273,7 @@ def forecaster_for(*, wanted: bool) -> Callable[[], Forecasts]:
 def _failure(standing: Sequence[Finding], before: str) -> str:
     """Return kind and onset of the present failure as first reported; empty if there is none."""
     failures = sorted((finding.onset_step, finding.kind) for finding in standing if _critical(finding))
-    return (before or f"{failures[0][1]} since step {failures[0][0]}") if failures else ""
+    return (before or f"{words(failures[0][1])} since step {failures[0][0]}") if failures else ""
 
 
 def _unless_over(forecast: Forecast, failure: str) -> Forecast:
