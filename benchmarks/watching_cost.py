@@ -2,6 +2,7 @@
 
     python benchmarks/watching_cost.py                 # a plain loop and TRL GRPO, at every level
     python benchmarks/watching_cost.py --loops own     # the plain loop only
+    python benchmarks/watching_cost.py --operations    # how many operations of PyTorch a step takes, whatever the load
 
 Every row is a fresh process on one core. `hooks` is the CPU time of what rlwatch does on the training thread (all of
 it goes through one error boundary, which is timed here), `threads` that of all other threads of the process less what
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,30 @@ LOOPS = {"own": "plain loop, Watcher(level=...)", "trl": "TRL GRPO, watch(traine
 COLUMNS = ("step_ms", "hooks_ms", "threads_ms", "share_percent", "peak_mb")
 
 
-def time_the_seam() -> list[float]:
-    """Make the error boundary add up its own thread time, nested calls counted once."""
+def time_the_seam(*, count: bool = False) -> list[float]:
+    """Make the error boundary add up its own thread time, nested calls counted once; or ``count`` operations of PyTorch
+    on the training thread.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
     from rlwatch.error_boundary import ErrorBoundary
 
-    spent, depth, inner = [0.0], [0], ErrorBoundary.attempt
+    spent, depth, inner, training = [0.0], [0], ErrorBoundary.attempt, threading.get_ident()
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            spent[0] += 1
+            return func(*args, **(kwargs or {}))
+
+    def counted(self, tap, work, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if depth[0] or threading.get_ident() != training:
+            return inner(self, tap, work, *args, **kwargs)
+        depth[0] += 1
+        try:
+            with Operations():
+                return inner(self, tap, work, *args, **kwargs)
+        finally:
+            depth[0] -= 1
 
     def timed(self, tap, work, *args, **kwargs):  # type: ignore[no-untyped-def]
         depth[0] += 1
@@ -47,7 +68,7 @@ def time_the_seam() -> list[float]:
             if not depth[0]:
                 spent[0] += time.thread_time() - begin
 
-    ErrorBoundary.attempt = timed  # type: ignore[method-assign]
+    ErrorBoundary.attempt = counted if count else timed  # type: ignore[method-assign]
     return spent
 
 
@@ -75,17 +96,21 @@ def trl(mode: str, steps: int, directory: Path) -> Any:
     return trainer.train
 
 
-def measure(loop: str, mode: str, steps: int) -> dict[str, float]:
-    """Per step: CPU ms of the process and of the hooks on the training thread, CPU ms of all other threads."""
+def measure(loop: str, mode: str, steps: int, *, count: bool = False) -> dict[str, float]:
+    """Per step: CPU ms of the process and of the hooks on the training thread, CPU ms of all other threads; or the
+    hooks' operations.
+    """
     import torch
 
     torch.set_num_threads(1)
-    spent = time_the_seam()
+    spent = time_the_seam(count=count)
     with tempfile.TemporaryDirectory() as directory:
         train = {"own": own, "trl": trl}[loop](mode, steps, Path(directory))
         process, thread = time.process_time(), time.thread_time()
         train()
         process, thread = time.process_time() - process, time.thread_time() - thread
+    if count:
+        return {"operations": spent[0] / steps}
     per_step = 1e3 / steps
     return {
         "step_ms": process * per_step,
@@ -95,8 +120,8 @@ def measure(loop: str, mode: str, steps: int) -> dict[str, float]:
     }
 
 
-def in_a_process(loop: str, mode: str, steps: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--only", loop, mode, "--steps", str(steps)]
+def in_a_process(loop: str, mode: str, steps: int, *options: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--only", loop, mode, "--steps", str(steps), *options]
     out = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in out.stdout.splitlines():
         if line.startswith("RESULT "):
@@ -118,6 +143,13 @@ def report(loop: str, steps: int, reps: int) -> None:
     print("| | " + " | ".join(COLUMNS) + " |\n|---|" + "---|" * len(COLUMNS))
     for mode, measured in rows.items():
         print(f"| {mode} | " + " | ".join(cell([row[name] for row in measured]) for name in COLUMNS) + " |")
+
+
+def report_operations(loop: str) -> None:
+    """One line for each level."""
+    print(f"\n{LOOPS[loop]}: operations of PyTorch per step")
+    for mode in LEVELS:
+        print(f"{mode:<12}{in_a_process(loop, mode, 5, '--operations')['operations']:8,.0f}", flush=True)
 
 
 def cell(values: list[float]) -> str:
@@ -143,13 +175,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--loops", nargs="+", choices=LOOPS, default=list(LOOPS))
+    parser.add_argument("--operations", action="store_true", help="count operations instead of CPU time")
     parser.add_argument("--only", nargs=2, metavar=("LOOP", "MODE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:
-        print("RESULT " + json.dumps(measure(*args.only, args.steps)))
+        print("RESULT " + json.dumps(measure(*args.only, args.steps, count=args.operations)))
         return
     for loop in args.loops:
-        report(loop, args.steps, args.reps)
+        if args.operations:
+            report_operations(loop)
+        else:
+            report(loop, args.steps, args.reps)
+    if args.operations:
+        return
     whole, ready = import_ms("import rlwatch"), import_ms("from rlwatch import init")
     print(f"\nimport rlwatch: {whole:.0f} ms; with what rlwatch.init needs: {ready:.0f} ms")
 

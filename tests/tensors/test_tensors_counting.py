@@ -80,7 +80,7 @@ def test_reductions_of_a_batch_are_computed_when_it_ends():
     masks = [torch.rand(4, 6, generator=generator) > 0.4 for _ in values]
     values[3][masks[3]] = torch.nan
     values[5][~masks[5]] = torch.nan
-    with sharing(), reducing_together():
+    with sharing(), reducing_together(on_cpu=True):
         together = [(Mean.of(x, on), Max.of(x, on), Min.of(x, on)) for x, on in zip(values, masks, strict=True)]
         assert together[-1][0].kept.isnan()
 
