@@ -209,6 +209,9 @@ def pictures(address: str, store: Path, names: list[str], themes: list[str], wid
                 try:
                     page.goto(f"{address}/{where}")
                     page.locator(".rl-who").wait_for()
+                    page.locator("#rl-first").wait_for(
+                        state="detached"
+                    )  # what was drawn before the session is taken over
                     ready(page)
                     act(page)
                     for width in sorted(widths, reverse=True):
