@@ -1,7 +1,7 @@
 """Marks of a run's charts: alarms, findings, spikes, commands, resets and resumes.
 
-All are symbols above the charts. In the charts an alarm is a line at its onset and a band until it was resolved; the
-other marks are drawn where the mouse points at them.
+All are symbols above the charts. In the charts an alarm, or a critical finding that no alert reports, as in an imported
+log, is a line at its onset and a band until it was resolved; the other marks are drawn where the mouse points at them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlwatch.metrics import family_of
-from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Alert, AlertState, Event, Finding
+from rlwatch.records import (
+    CRASH_FORECAST,
+    JSON,
+    LOCALISED,
+    Alert,
+    AlertState,
+    Event,
+    Finding,
+    Severity,
+    Stage,
+)
 from rlwatch.step_notes import StepNote
 
 from . import format as fmt
@@ -74,6 +84,8 @@ def marks_of_run(
     events: Iterable[Event],
     starts: Mapping[int, int],
     notes: Sequence[StepNote] = (),
+    *,
+    recoveries: Sequence[Finding] = (),
 ) -> list[ChartMark]:
     """Return all chart marks of a run.
 
@@ -85,6 +97,8 @@ def marks_of_run(
         Findings, which give the metric families and steps of the alerts.
     starts
         First step of each attempt.
+    recoveries
+        Updates of the findings that eased or ended.
     """
     events = list(events)
     families = {finding.kind: _families(finding) for finding in findings if finding.kind != CRASH_FORECAST}
@@ -96,7 +110,7 @@ def marks_of_run(
             for alert in _newest(alerts)
             for mark in _of_alert(alert, families.get(alert.kind, frozenset()), seen_at(alert, findings))
         ),
-        *(_of_finding(finding) for finding in _unalerted(findings, alerts)),
+        *(mark for finding in _unalerted(findings, alerts) for mark in _of_finding(finding, recoveries)),
         *_spikes(events),
         *(_of_note(note) for note in notes[-MOST_MARKS:]),
     ]
@@ -116,18 +130,22 @@ def _unalerted(findings: Sequence[Finding], alerts: Sequence[Alert]) -> list[Fin
     return [finding for finding in findings if finding.kind not in alerted][-MOST_MARKS:]
 
 
-def _of_finding(finding: Finding) -> ChartMark:
-    look = LOOKS[SEVERITY_WORD[finding.severity]]
-    return ChartMark(
-        finding.step,
-        look.shape,
-        _colour(look.shape),
-        f"{fmt.words(finding.kind)} (finding)",
-        _families(finding),
-        more=finding.message,
-        lines=_evidence(finding.evidence),
-        rank=1,
+def _of_finding(finding: Finding, recoveries: Sequence[Finding]) -> list[ChartMark]:
+    look, what, families = LOOKS[SEVERITY_WORD[finding.severity]], fmt.words(finding.kind), _families(finding)
+    colour, lines = _colour(look.shape), _evidence(finding.evidence)
+    seen = ChartMark(
+        finding.step, look.shape, colour, f"{what} (finding)", families, more=finding.message, lines=lines, rank=1
     )
+    if finding.severity is not Severity.CRITICAL or finding.kind == CRASH_FORECAST:
+        return [seen]
+    ends = [
+        one.step
+        for one in recoveries
+        if one.kind == finding.kind and one.stage is Stage.RESOLVED and one.step >= finding.step
+    ]
+    until = min(ends, default=None)
+    onset = ChartMark(finding.onset_step, "", colour, f"{what} (onset)", families, dashed=True, rank=1, until=until)
+    return [onset, seen]
 
 
 def _spikes(events: Iterable[Event]) -> list[ChartMark]:

@@ -536,6 +536,7 @@ def bare_board(drawing: Drawing) -> Board:
             queries.events(run.run_id),
             drawing.outline.starts,
             queries.notes(run.run_id),
+            recoveries=queries.store().recoveries(run.run_id),
         ),
         at=look.at,
         looks={

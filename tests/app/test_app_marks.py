@@ -3,7 +3,7 @@
 from app_world import alert, finding
 from rlwatch_app import marks
 
-from rlwatch.records import AlertState, Event
+from rlwatch.records import AlertState, Event, Severity, Stage
 
 
 def test_an_alarm_marks_its_onset_dashed_and_itself_solid():
@@ -32,6 +32,16 @@ def test_a_band_lasts_from_the_onset_until_the_alarm_was_resolved():
     over = alert(state=AlertState.RESOLVED, step=90, resolved_step=95)
     ends = [marks.marks_of_run([one], [finding()], [], {1: 1})[0].until for one in (over, alert())]
     assert ends == [95, None]
+
+
+def test_a_critical_finding_without_an_alert_has_its_onset_and_band_too():
+    """As in an imported log, which nothing watched; a warning is a symbol alone."""
+    ended = finding(severity=Severity.INFO, step=60, stage=Stage.RESOLVED)
+    began, seen = marks.marks_of_run([], [finding()], [], {1: 1}, recoveries=[ended])
+    assert (began.step, began.dashed, began.until, seen.step, seen.shape) == (12, True, 60, 20, "■")
+    assert marks.marks_of_run([], [finding()], [], {1: 1})[0].until is None
+    (alone,) = marks.marks_of_run([], [finding(severity=Severity.WARNING)], [], {1: 1})
+    assert (alone.step, alone.dashed) == (20, False)
 
 
 def test_alerts_that_were_not_published_are_not_marked():
