@@ -186,15 +186,19 @@ def test_what_was_not_begun_is_taken_back_by_its_button(store_dir, store):
 
 
 def test_a_dead_trainer_is_reported_before_anything_is_asked_of_it(store_dir, store):
-    """On its page, and in the dialog."""
+    """On its page, where no command can be chosen, and in a dialog that was opened while it lived."""
     write_run(store_dir, age_s=400.0)
     writer = store.open_run(store.run("run-1"))
-    writer.heartbeat(time.time() - 300)
-    writer.close()
+    writer.heartbeat(time.time())
     page = chosen(run_page(), "pause")
+    writer.heartbeat(time.time() - 300)
+    page.run()
 
     assert "its process no longer responds" in html(page)
     assert "the trainer is dead: the command expires unless it is restarted" in html(page)
+    menu = run_page().menu_button(key="more")
+    assert (menu.disabled, menu.help) == (True, "The trainer is dead: no command reaches it until it is restarted")
+    writer.close()
 
 
 def test_a_viewer_takes_nothing_back(store_dir, store, looks):
