@@ -82,12 +82,12 @@ def show_no_runs() -> None:
     trl, loop = st.columns(2, gap="large")
     with trl:
         st.caption("TRL")
-        st.code(TRL, language="python")
+        st.code(TRL, language="python", wrap_lines=True)
     with loop:
         st.caption("Custom training loop")
-        st.code(LOOP, language="python")
+        st.code(LOOP, language="python", wrap_lines=True)
     st.caption("Point the trainer at this store")
-    st.code(f"export RLWATCH_STORE={shlex.quote(_absolute(url))}", language="bash")
+    st.code(f"export RLWATCH_STORE={shlex.quote(_absolute(url))}", language="bash", wrap_lines=True)
     st.html(el("div", "Or start without a trainer", cls="rl-family"))
     scan, demo = st.columns(2, gap="large")
     with scan:

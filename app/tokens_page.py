@@ -39,7 +39,13 @@ class TokenTableLayout:
         causes = [table.TableColumn("cause", "tight")] if self.with_cause else []
         layer = [table.TableColumn("top layer", "tight wide")] if self.with_cause else []
         numbers = [table.TableColumn(LABELS.get(name, name), "right tight") for name in self.numbers]
-        return [table.TableColumn("token", "long"), table.TableColumn("where", "tight wide"), *causes, *numbers, *layer]
+        return [
+            table.TableColumn("token", "long"),
+            table.TableColumn("where", "tight wide roomy"),
+            *causes,
+            *numbers,
+            *layer,
+        ]
 
     def row(self, token: Token, chosen: Token | None = None) -> table.TableRow:
         """Return a token as a row of the table; it is highlighted if it is ``chosen``."""
