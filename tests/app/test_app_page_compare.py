@@ -182,10 +182,10 @@ def test_runs_are_picked_in_the_list_and_compared_by_a_button(store_dir):
     twins(store_dir)
     page = runs_page()
     assert [row["picked"] for row in tables(page)["runs"]["rows"]] == [False, False]
-    page.session_state["told-picked"] = ["bad"]
+    page.session_state["kept-picked"] = ["bad"]
     page.run()
     assert page.button(key="compare").disabled
-    page.session_state["told-picked"] = ["bad", "good"]
+    page.session_state["kept-picked"] = ["bad", "good"]
     page.run()
     assert [row["picked"] for row in tables(page)["runs"]["rows"]] == [True, True]
     page.button(key="compare").click().run()

@@ -104,7 +104,7 @@ def test_recorded_distributions_are_maps_with_quantiles(store_dir):
     assert (entropy["bad"], difference["bad"]) == ([[20, "2 × NaN", "median"]], [])
     assert [len(panel["shades"]["starts"]) for panel in (ratio, difference, entropy)] == [31] * 3
     assert [words for _, words in ratio["shades"]["ticks"]][:2] == ["0.5", "0.9"]
-    assert ratio["lines"][-1]["told"][-1] == pytest.approx(math.exp(1.645 * 0.6), rel=0.15)
+    assert ratio["lines"][-1]["shown"][-1] == pytest.approx(math.exp(1.645 * 0.6), rel=0.15)
 
 
 def series(name, values, steps=None):
