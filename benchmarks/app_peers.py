@@ -43,6 +43,7 @@ import numpy as np
 from dashboard_cost import used
 
 from rlwatch.cli.ui import free_port
+from rlwatch.ports import Progress
 from rlwatch.records import RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
 
@@ -148,6 +149,7 @@ def write_ours(where: Path, count: int, steps: int) -> None:
         for low in range(0, steps, 5000):
             part = enumerate(values[low : low + 5000], low + 1)
             writer.write([StepRecord(s, dict(zip(NAMES, row, strict=True)), 1.7e9 + s) for s, row in part])
+        writer.write([], Progress(judged=writer.last_seq))  # else the dashboard's watchman would judge it
         writer.finish(RunState.FINISHED, "", 1.7e9 + steps)
         writer.close()
     began = time.time() - steps
@@ -156,6 +158,7 @@ def write_ours(where: Path, count: int, steps: int) -> None:
     for low in range(0, steps, 5000):
         part = enumerate(values[low : low + 5000], low + 1)
         writer.write([StepRecord(s, dict(zip(NAMES, row, strict=True)), began + s) for s, row in part])
+    writer.write([], Progress(judged=writer.last_seq))
     writer.close()
 
 

@@ -31,7 +31,7 @@ from rlwatch.cli.options import (
     opened,
 )
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
-from rlwatch.ports import RunReader, Store
+from rlwatch.ports import Progress, RunReader, Store
 from rlwatch.records import JSON, Finding, ForecastRecord, RunInfo, RunState, StepRecord
 from rlwatch.redaction import recordable
 
@@ -176,6 +176,7 @@ def import_run(
         writer = store.open_run(info)
         try:
             writer.write([*DerivedLayers().added(group), *(item for item in judged if item.attempt == attempt)])
+            writer.write([], Progress(judged=writer.last_seq))  # else a dashboard would judge them, and send alerts
             if number == len(groups):
                 stopped = ending is not None and ending.why
                 state = RunState.UNFINISHED if stopped else RunState.FINISHED

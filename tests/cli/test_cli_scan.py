@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from cli_helpers import Invoke, strict, write_log
 
+from rlwatch.alerts.rules import AlertingConfig
 from rlwatch.cli import console
 from rlwatch.cli.import_log import plain_id
+from rlwatch.monitor.watchman import Watchman
 from rlwatch.records import RunState, StepRecord
 from rlwatch.store.url import open_store
 
@@ -313,6 +315,21 @@ def test_importing_again_is_refused_and_changes_nothing(healthy_log: Path, tmp_p
     assert "'healthy' exists" in again.stderr
     assert open_store(runs).run("healthy").attempt == 1
     assert strict(renamed.stdout) == [{"run_id": "second", "steps": 60, "findings": 0, "format": "trl-console"}]
+
+
+def test_an_imported_failure_of_the_past_alerts_no_one(broken_log: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """It is judged where it is imported: the watchman of a dashboard finds nothing left to judge."""
+    invoke("import", broken_log, "--store", tmp_path / "runs")
+    store = open_store(tmp_path / "runs")
+    (run,) = store.runs()
+    found = store.findings(run.run_id)
+    judged, last = store.judged(run.run_id)
+
+    Watchman(store, AlertingConfig()).look()
+
+    assert judged == last > 0
+    assert store.findings(run.run_id) == found != []
+    assert store.alerts(run.run_id) == []
 
 
 def test_of_a_log_with_several_runs_all_or_none_are_imported(two_runs: Path, tmp_path: Path, invoke: Invoke) -> None:
