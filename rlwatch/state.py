@@ -435,6 +435,8 @@ class VerdictEvidence:
         Number of distinct steps; None: enough.
     ending
         How the run ended.
+    unjudged_from
+        First step whose rows were not searched for failures yet; None: all were.
     """
 
     spans: Sequence[FindingSpan]
@@ -444,6 +446,7 @@ class VerdictEvidence:
     logged: bool
     steps: int | None
     ending: Ending
+    unjudged_from: int | None = None
 
     @property
     def hidden(self) -> list[FindingSpan]:
@@ -471,6 +474,11 @@ class VerdictEvidence:
         """Return whether the run goes on."""
         return self.ending.how is End.GOES_ON
 
+    @property
+    def unsearched(self) -> bool:
+        """Return whether no step was searched for failures yet."""
+        return self.unjudged_from is not None and (self.first is None or self.unjudged_from <= self.first)
+
     def early(self, onset: int) -> bool:
         """Return whether a failure that began at the step ``onset`` was present from the start of the run."""
         return self.first is None or onset < self.first + START_STEPS
@@ -485,6 +493,7 @@ def verdict_of(
     *,
     count: int | None = None,
     since_s: float | None = None,
+    unjudged_from: int | None = None,
 ) -> Verdict:
     """Return the state of a run with its sentence. This is the only function that decides the state, for every
     interface.
@@ -503,6 +512,8 @@ def verdict_of(
         Number of distinct steps of the run; None: enough.
     since_s
         Seconds since the collapse, of a run that goes on.
+    unjudged_from
+        First step whose rows are stored and were not searched for failures yet; None: all were.
 
     >>> found = [Finding("d", "entropy_collapse", Severity.CRITICAL, 40, 31, "")]
     >>> verdict_of(found, {1: range(50)}).brief
@@ -518,6 +529,7 @@ def verdict_of(
         logged=bool(metrics or unread_names),
         steps=count,
         ending=ending,
+        unjudged_from=unjudged_from,
     )
     state, at = _state(evidence)
     level = max((finding.severity for finding in held), key=lambda severity: severity.rank, default=None)
@@ -557,7 +569,7 @@ def _state(evidence: VerdictEvidence) -> tuple[State, int | None]:
 def _too_little(evidence: VerdictEvidence) -> bool:
     """Return whether too little is logged to call the run healthy."""
     few = evidence.steps is not None and evidence.steps < LEAST_STEPS
-    return few or REWARD in evidence.missing
+    return few or REWARD in evidence.missing or evidence.unsearched
 
 
 def _broken(state: State, evidence: VerdictEvidence) -> list[FindingSpan]:
@@ -590,9 +602,10 @@ def _brief(
         return f"{title}: {_unjudged(evidence)}"
     if state is State.HEALTHY:
         where = f" at step {step(evidence.ending.at)}" if evidence.ongoing and evidence.ending.at is not None else ""
+        where = f" before step {step(evidence.unjudged_from)}" if evidence.unjudged_from is not None else where
         if (remark := _last_rows(evidence)) is not None:
             return f"{title}{where}, but {remark.entry.happened} from step {step(remark.onset)}: too few rows to judge"
-        return f"{title}{where}: no failure was found{_only_reward(evidence)}"
+        return f"{title}{where}: no failure was found{_only_reward(evidence)}{_later(evidence)}"
     if state is State.RECOVERED:
         past = list(dict.fromkeys(map(_past, _critical_once(evidence))))
         text = f"{title}: {_some(past, BROKEN)}"
@@ -676,6 +689,8 @@ def _unjudged(evidence: VerdictEvidence) -> str:
         return "there is no training step"
     if evidence.steps is not None and evidence.steps < LEAST_STEPS:
         return f"only {plural(evidence.steps, 'step')}, at least {LEAST_STEPS} are needed"
+    if evidence.unsearched:
+        return "its rows were not searched for failures yet"
     return _gap(evidence)
 
 
@@ -689,6 +704,10 @@ def _only_reward(evidence: VerdictEvidence) -> str:
     """Return a note that only the reward was judged, if so."""
     others = {*MATTERS, *SUPPORTING} - {REWARD}
     return " in the reward, and nothing else is logged" if evidence.logged and others <= set(evidence.missing) else ""
+
+
+def _later(evidence: VerdictEvidence) -> str:
+    return "" if evidence.unjudged_from is None else ", later steps are not judged yet"
 
 
 def _reward_unread(evidence: VerdictEvidence) -> str:

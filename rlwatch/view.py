@@ -94,6 +94,8 @@ class RunView:
         How the run ended, if it did.
     since_s
         Seconds since its collapse, if the run goes on.
+    unjudged_from
+        First step whose rows were not searched for failures yet; None: all were.
     culprits
         Tokens that gradient localisation found responsible for spikes, the newest step first.
     not_judged
@@ -117,6 +119,7 @@ class RunView:
     recoveries: tuple[Finding, ...] = ()
     ending: Ending = field(default_factory=Ending)
     since_s: float | None = None
+    unjudged_from: int | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -131,6 +134,7 @@ class RunView:
             self.ending,
             count=len(set().union(*self.steps.values())),
             since_s=self.since_s,
+            unjudged_from=self.unjudged_from,
         )
 
     @property
@@ -245,6 +249,7 @@ def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
         recoveries=recoveries,
         ending=ending,
         since_s=_seconds_since(store, run, verdict) if verdict.state is State.COLLAPSED and verdict.ongoing else None,
+        unjudged_from=unjudged_from(store, run, ending),
     )
 
 
@@ -295,9 +300,11 @@ def stored_verdict(store: Store, run: RunInfo, *, gone: bool = False) -> Verdict
     findings = store.findings(run.run_id)
     troubled = failed(findings)
     names = store.metric_names(run.run_id)
-    steps = store.spans(run.run_id) if findings and (run.attempt > 1 or troubled) else {}  # ends of each will do
-    reported = (*findings, *store.recoveries(run.run_id)) if troubled else findings
     ending = ending_of(run, gone=gone)
+    waits = unjudged_from(store, run, ending)
+    needed = waits is not None or (findings and (run.attempt > 1 or troubled))
+    steps = store.spans(run.run_id) if needed else {}  # ends of each will do
+    reported = (*findings, *store.recoveries(run.run_id)) if troubled else findings
     verdict = verdict_of(
         reported,
         steps,
@@ -305,6 +312,7 @@ def stored_verdict(store: Store, run: RunInfo, *, gone: bool = False) -> Verdict
         unread(names, run.source),
         ending,
         count=_few_steps(store, run.run_id),
+        unjudged_from=waits,
     )
     if verdict.state is not State.COLLAPSED or not verdict.ongoing:
         return verdict
@@ -315,7 +323,33 @@ def stored_verdict(store: Store, run: RunInfo, *, gone: bool = False) -> Verdict
         unread(names, run.source),
         ending,
         since_s=_seconds_since(store, run, verdict),
+        unjudged_from=waits,
     )
+
+
+WAITING_STEPS = 10
+"""Newest steps of a live run that may wait to be judged: its open step, and those that are judged together."""
+
+
+def unjudged_from(store: Store, run: RunInfo, ending: Ending) -> int | None:
+    """Return the first step of a run whose rows wait to be searched for failures; None if none does.
+
+    In a run that goes on the newest steps always wait for a moment. Raises ``StoreError`` if the run cannot be read.
+    """
+    judged, last = store.judged(run.run_id)
+    if judged >= last:
+        return None
+    if judged == 0 and (store.forecasts(run.run_id, last=1) or store.findings(run.run_id)):
+        return None  # a log that an earlier version imported: it did not note that its rows were judged
+    rows = store.records(run.run_id, after_seq=judged, limit=AT_A_LOOK)
+    steps = {row.step for row in rows}
+    if not steps or (ending.how is End.GOES_ON and len(steps) <= WAITING_STEPS and len(rows) < AT_A_LOOK):
+        return None
+    return min(steps)
+
+
+AT_A_LOOK = 64
+"""Rows that are read to see how many wait."""
 
 
 def _few_steps(store: Store, run_id: str) -> int | None:

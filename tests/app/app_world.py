@@ -11,6 +11,7 @@ from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
+from rlwatch.ports import Progress
 from rlwatch.records import (
     Alert,
     AlertState,
@@ -69,6 +70,7 @@ def write_run(
     attempt = writer.run.attempt
     rows = [StepRecord(s, metrics(s), ts=last - (steps - s) * step_s, attempt=attempt) for s in range(1, steps + 1)]
     writer.write([*rows, *events, *findings])
+    writer.write([], Progress(judged=writer.last_seq))
     if state is not None:
         writer.finish(state, reason, last)
     writer.close()

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from rlwatch.importers.base import ImportedRun
+from rlwatch.ports import Progress
 from rlwatch.records import Event, Finding, RunInfo, RunState, Severity, Stage, StepRecord
 from rlwatch.scanner import replay, scan
 from rlwatch.state import End, Ending, State, explained, forecast_allowed, headline_of, verdict_of
 from rlwatch.store.url import open_store
-from rlwatch.view import diagnosis_of, stored_verdict
+from rlwatch.view import diagnosis_of, stored_explanation, stored_verdict, view_of_run
 
 CRITICAL, WARNING, INFO = Severity.CRITICAL, Severity.WARNING, Severity.INFO
 STEPS = {1: range(1, 301)}
@@ -333,7 +334,7 @@ def test_a_stored_run_is_judged_by_how_its_writer_left_it(state, gone, name, req
     """One that says it runs and gives no sign was killed."""
     store = open_store(f"memory://{request.node.name}")
     writer = store.open_run(RunInfo("run"))
-    writer.write([StepRecord(step, {"reward": 0.5}) for step in range(12)])
+    writer.write([StepRecord(step, {"reward": 0.5}) for step in range(12)], Progress(judged=12))
     if state is not RunState.RUNNING:
         writer.finish(state, "why", 1.0)
     writer.close()
@@ -342,6 +343,48 @@ def test_a_stored_run_is_judged_by_how_its_writer_left_it(state, gone, name, req
 
     assert verdict.name == name
     assert verdict.ongoing is (state is RunState.RUNNING and not gone)
+
+
+@pytest.mark.parametrize(
+    ("state", "judged", "headline"),
+    [
+        (RunState.RUNNING, 60, "Healthy at step 60: no failure was found."),
+        (RunState.RUNNING, 52, "Healthy at step 60: no failure was found."),  # those that are judged together
+        (RunState.RUNNING, 40, "Healthy before step 41: no failure was found, later steps are not judged yet."),
+        (RunState.FINISHED, 52, "Healthy before step 53: no failure was found, later steps are not judged yet."),
+        (RunState.FINISHED, 0, "Not judged: its rows were not searched for failures yet."),
+        (RunState.RUNNING, 0, "Not judged: its rows were not searched for failures yet."),
+        (
+            RunState.CRASHED,
+            40,
+            "Killed at step 60: why; until then healthy before step 41: no failure was found, later steps are not judged yet.",
+        ),
+    ],
+)
+def test_no_step_is_called_healthy_that_was_not_searched_for_failures(state, judged, headline, request):
+    """A judge that lags, or died with its process, leaves rows of which nothing is known."""
+    store = open_store(f"memory://{request.node.name}")
+    writer = store.open_run(RunInfo("run"))
+    rows = [StepRecord(s, {"reward": 0.5 if s < 55 else math.nan, "entropy": 1.0}) for s in range(1, 61)]
+    writer.write(rows, Progress(judged=judged) if judged else None)
+    if state is not RunState.RUNNING:
+        writer.finish(state, "why", 1.0)
+    writer.close()
+    run = store.run("run")
+
+    assert headline_of(*stored_explanation(store, run)) == headline
+    assert view_of_run(store, run).headline == headline
+
+
+def test_a_run_whose_findings_were_stored_without_a_position_was_judged():
+    """As earlier versions imported logs."""
+    store = open_store("memory://imported-before")
+    writer = store.open_run(RunInfo("run"))
+    writer.write([*(StepRecord(step, {"reward": 0.5}) for step in range(300)), COLLAPSE])
+    writer.finish(RunState.FINISHED, "imported from a log", 1.0)
+    writer.close()
+
+    assert stored_verdict(store, store.run("run")).state is State.COLLAPSED
 
 
 def test_a_recovery_that_is_stored_is_read_again():
