@@ -327,8 +327,10 @@ def stored_verdict(store: Store, run: RunInfo, *, gone: bool = False) -> Verdict
     )
 
 
-WAITING_STEPS = 10
-"""Newest steps of a live run that may wait to be judged: its open step, and those that are judged together."""
+WAITING_STEPS, WAITING_S = 10, 5.0
+"""Newest steps of a live run that may wait to be judged (its open step, and those that are stored and judged together),
+and the seconds before its newest row in which more may.
+"""
 
 
 def unjudged_from(store: Store, run: RunInfo, ending: Ending) -> int | None:
@@ -343,7 +345,8 @@ def unjudged_from(store: Store, run: RunInfo, ending: Ending) -> int | None:
         return None  # a log that an earlier version imported: it did not note that its rows were judged
     rows = store.records(run.run_id, after_seq=judged, limit=AT_A_LOOK)
     steps = {row.step for row in rows}
-    if not steps or (ending.how is End.GOES_ON and len(steps) <= WAITING_STEPS and len(rows) < AT_A_LOOK):
+    few = len(steps) <= WAITING_STEPS and len(rows) < AT_A_LOOK
+    if not rows or (ending.how is End.GOES_ON and (few or (run.last_ts or 0.0) - rows[0].ts <= WAITING_S)):
         return None
     return min(steps)
 

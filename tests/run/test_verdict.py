@@ -10,9 +10,9 @@ from rlwatch.importers.base import ImportedRun
 from rlwatch.ports import Progress
 from rlwatch.records import Event, Finding, RunInfo, RunState, Severity, Stage, StepRecord
 from rlwatch.scanner import replay, scan
-from rlwatch.state import End, Ending, State, explained, forecast_allowed, headline_of, verdict_of
+from rlwatch.state import End, Ending, State, ending_of, explained, forecast_allowed, headline_of, verdict_of
 from rlwatch.store.url import open_store
-from rlwatch.view import diagnosis_of, stored_explanation, stored_verdict, view_of_run
+from rlwatch.view import diagnosis_of, stored_explanation, stored_verdict, unjudged_from, view_of_run
 
 CRITICAL, WARNING, INFO = Severity.CRITICAL, Severity.WARNING, Severity.INFO
 STEPS = {1: range(1, 301)}
@@ -365,7 +365,7 @@ def test_no_step_is_called_healthy_that_was_not_searched_for_failures(state, jud
     """A judge that lags, or died with its process, leaves rows of which nothing is known."""
     store = open_store(f"memory://{request.node.name}")
     writer = store.open_run(RunInfo("run"))
-    rows = [StepRecord(s, {"reward": 0.5 if s < 55 else math.nan, "entropy": 1.0}) for s in range(1, 61)]
+    rows = [StepRecord(s, {"reward": 0.5 if s < 55 else math.nan, "entropy": 1.0}, ts=float(s)) for s in range(1, 61)]
     writer.write(rows, Progress(judged=judged) if judged else None)
     if state is not RunState.RUNNING:
         writer.finish(state, "why", 1.0)
@@ -374,6 +374,19 @@ def test_no_step_is_called_healthy_that_was_not_searched_for_failures(state, jud
 
     assert headline_of(*stored_explanation(store, run)) == headline
     assert view_of_run(store, run).headline == headline
+
+
+@pytest.mark.parametrize(("rows_per_second", "waits"), [(100, None), (5, 11)])
+def test_rows_of_the_newest_seconds_of_a_live_run_may_wait(rows_per_second, waits):
+    """A fast run is stored and judged some dozen rows at a time."""
+    store = open_store(f"memory://waits-{rows_per_second}")
+    writer = store.open_run(RunInfo("run"))
+    rows = [StepRecord(s, {"reward": 0.5}, ts=100.0 + s / rows_per_second) for s in range(1, 61)]
+    writer.write(rows, Progress(judged=10))
+    run = store.run("run")
+
+    assert unjudged_from(store, run, ending_of(run)) == waits
+    assert unjudged_from(store, run, ending_of(run, gone=True)) == 11
 
 
 def test_a_run_whose_findings_were_stored_without_a_position_was_judged():
