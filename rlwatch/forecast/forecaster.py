@@ -28,7 +28,7 @@ from rlwatch.forecast.features import (
 )
 from rlwatch.forecast.forecast import Forecast, ForecastReason
 from rlwatch.forecast.gate import Evidence, caveat, chosen_evidence, class_of, opens, why_closed
-from rlwatch.forecast.model import Chances, Model, load, reasons, shipped_model
+from rlwatch.forecast.model import Chances, Model, Outline, load, reasons, shipped_model, shipped_outline
 from rlwatch.forecast.signals import SIGNALS, Floats, SignalNames
 from rlwatch.records import ClosedStep, Event
 from rlwatch.stats import median
@@ -92,15 +92,16 @@ class Forecaster:
         own: float | None = None,
         gate: Evidence | None = None,
     ) -> None:
-        self._whole = model or _shipped()
+        self.outline: Outline = model or _shipped()
+        """The model, or the outline of the shipped one, whose heads are read for the first probability."""
         self._sparse = False
         self._budget = budget
-        known = self._model.profiles[0].thresholds
+        known = self._in_use.profiles[0].thresholds
         if budget not in known:
             budgets = ", ".join(sorted(known, key=float))
             raise ConfigError(f"the model has no threshold for a budget of {budget!r}; it has {budgets}")
         self._own = own
-        self._places = _places(self._model)
+        self._places = _places(self._in_use)
         self._stream = FeatureStream()
         self._chances: deque[float] = deque(maxlen=SMOOTHED)
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
@@ -113,11 +114,15 @@ class Forecaster:
     @property
     def model(self) -> Model:
         """The model in use; for a sparse log, from the first forecast on, the model of sparse logs."""
-        return self._model
+        used = self._in_use
+        if isinstance(used, Model):
+            return used
+        whole = _shipped_model()
+        return whole.sparse if self._sparse and whole.sparse is not None else whole
 
     @property
-    def _model(self) -> Model:
-        return self._whole.sparse if self._sparse and self._whole.sparse is not None else self._whole
+    def _in_use(self) -> Outline:
+        return self.outline.sparse if self._sparse and self.outline.sparse is not None else self.outline
 
     def notice(self, event: Event) -> None:
         """Forget the KL to the reference model if ``event`` is a reset of that model; other events are ignored."""
@@ -143,8 +148,8 @@ class Forecaster:
             return [Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}") for step in steps]
         if not self._paced:
             steps_so_far = self._stream.history.steps
-            self._sparse = self._whole.sparse is not None and cadence(steps_so_far) >= SPARSE
-            self._places = _places(self._model)
+            self._sparse = self.outline.sparse is not None and cadence(steps_so_far) >= SPARSE
+            self._places = _places(self._in_use)
             rows = rows_judged(steps_so_far)
             self._paced, self._chances, self._reached = True, deque(maxlen=rows), deque(maxlen=rows)
         held = [self._held_to(each) for each in known]
@@ -154,7 +159,7 @@ class Forecaster:
             for i in whole:
                 known[i].shape()
             x = _stacked([known[i] for i in whole]).take(self._places, axis=1)
-            chances = dict(zip(whole, zip(x, self._model.chances_of(x), strict=True), strict=True))
+            chances = dict(zip(whole, zip(x, self.model.chances_of(x), strict=True), strict=True))
         lines = [] if self._open else StraightLines.of(_stacked(known))
         return [self._forecast(each, held[i], chances.get(i), lines[i : i + 1]) for i, each in enumerate(known)]
 
@@ -171,7 +176,7 @@ class Forecaster:
         history = self._stream.history
         self._log = class_of(signals, cadence(history.steps), history.scatter())
         self._open = self._gate is None or opens(self._log, self._gate)
-        found = terms(self._model, signals, self._budget, self._own)
+        found = terms(self._in_use, signals, self._budget, self._own)
         if self._open:
             return found
         why = why_closed(self._log)
@@ -216,11 +221,11 @@ class Forecaster:
         if risk >= WORTH_REPORTING and close is not None and by_limit > by_model:
             limit, steps_to, why = _of(close, features.read)
         elif risk >= WORTH_REPORTING:
-            limit = self._model.limit(x) or (close.limit.type if close is not None else "")
+            limit = self.model.limit(x) or (close.limit.type if close is not None else "")
             if self._gate and recedes(limit, features.values):
                 limit = ""
             broken = {BROKEN: features.read.broken} if features.read.broken else {}
-            why = reasons(self._model.why(x), _names(features.read) | broken)
+            why = reasons(self.model.why(x), _names(features.read) | broken)
         return Forecast(
             step=features.step,
             p20=chances.p20,
@@ -271,7 +276,7 @@ def _stacked(features: Sequence[Features]) -> Floats:
     return features[0].values[None] if len(features) == 1 else np.stack([each.values for each in features])
 
 
-def _places(model: Model) -> list[int]:
+def _places(model: Outline) -> list[int]:
     """Return the indices of the model's features in the vector of all."""
     return [FEATURES.index(name) for name in model.features]
 
@@ -299,7 +304,12 @@ def rows_judged(steps: Ints | Floats) -> int:
 
 
 @cache
-def _shipped() -> Model:
+def _shipped() -> Outline:
+    return shipped_outline()
+
+
+@cache
+def _shipped_model() -> Model:
     return shipped_model()
 
 
@@ -385,7 +395,7 @@ class Terms:
         return odds / (1.0 - self.model + odds)
 
 
-def terms(model: Model, signals: frozenset[str], budget: str, own: float | None = None) -> Terms:
+def terms(model: Outline, signals: frozenset[str], budget: str, own: float | None = None) -> Terms:
     """Return the alarm thresholds for a run that logs ``signals``.
 
     ``budget``: accepted false alarm episodes in 1000 healthy steps, one of those in the model's file; ``own``: a custom
@@ -403,7 +413,7 @@ def terms(model: Model, signals: frozenset[str], budget: str, own: float | None 
     return Terms(threshold, profile.static[budget], own=own is not None, limits_only=limits_only, lean=known < LEAN)
 
 
-def _short(model: Model, signals: frozenset[str], known: float) -> str:
+def _short(model: Outline, signals: frozenset[str], known: float) -> str:
     """Return the missing metrics, those with the largest gain first."""
     missing = sorted(set(model.gains) - signals, key=lambda s: -model.gains[s])
     wanted = ", ".join(s.metrics[0] for s in SIGNALS if s.name in missing[:4])

@@ -13,11 +13,12 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from importlib.resources import files
 from itertools import islice, pairwise
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,20 +62,40 @@ class Profile:
     static: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A forecasting model. ``hazards``: one head for each horizon; ``limits``: one for each type of onset;
-    ``features``: names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A forecasting model without its heads, from which the thresholds of a run follow.
 
-    ``gains``: share of each signal in the gain of the hazards; ``meta``: versions, data and seeds used in training;
-    ``sparse``: the model of logs with rows several steps apart, None if there is none.
+    ``features``: names; ``gains``: share of each signal in the gain of the hazards; ``sparse``: the outline of the
+    model of logs with rows several steps apart, None if there is none.
     """
 
     features: tuple[str, ...]
-    hazards: tuple[Head, Head, Head]
-    limits: Mapping[str, Head]
     gains: Mapping[str, float]
     profiles: tuple[Profile, ...]
+    sparse: Outline | None = None
+
+    def known(self, signals: frozenset[str]) -> float:
+        """Return the share of the model's gain, in [0, 1], that comes from ``signals``, those that a run logs."""
+        total = sum(self.gains.values())
+        return sum(gain for signal, gain in self.gains.items() if signal in signals) / total if total else 0.0
+
+    def profile(self, signals: frozenset[str]) -> Profile:
+        """Return the richest threshold profile whose signals a run has nearly all of, else the poorest profile."""
+        fitting = [p for p in self.profiles if len(p.signals & signals) >= 0.8 * len(p.signals)]
+        return max(fitting, key=lambda p: len(p.signals), default=min(self.profiles, key=lambda p: len(p.signals)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model(Outline):
+    """A forecasting model. ``hazards``: one head for each horizon; ``limits``: one for each type of onset.
+
+    ``meta``: versions, data and seeds used in training; ``sparse``: the model of logs with rows several steps apart,
+    None if there is none.
+    """
+
+    hazards: tuple[Head, Head, Head]
+    limits: Mapping[str, Head]
     meta: Mapping[str, JSON] = field(default_factory=dict)
     sparse: Model | None = None
     _hazards: HorizonModels = field(init=False, repr=False, compare=False)
@@ -112,16 +133,6 @@ class Model:
         signals = self._signal_of[np.concatenate([feature for feature, _ in shares])]
         added = np.bincount(signals, np.concatenate([change for _, change in shares])).tolist()
         return {self._signals[signal]: added[signal] for signal in dict.fromkeys(signals.tolist())}
-
-    def known(self, signals: frozenset[str]) -> float:
-        """Return the share of the model's gain, in [0, 1], that comes from ``signals``, those that a run logs."""
-        total = sum(self.gains.values())
-        return sum(gain for signal, gain in self.gains.items() if signal in signals) / total if total else 0.0
-
-    def profile(self, signals: frozenset[str]) -> Profile:
-        """Return the richest threshold profile whose signals a run has nearly all of, else the poorest profile."""
-        fitting = [p for p in self.profiles if len(p.signals & signals) >= 0.8 * len(p.signals)]
-        return max(fitting, key=lambda p: len(p.signals), default=min(self.profiles, key=lambda p: len(p.signals)))
 
 
 def _row(x: Sequence[float] | Floats) -> Floats:
@@ -424,14 +435,38 @@ class _WrongError(ValueError):
     """Contents that are wrong, and where."""
 
 
+SHIPPED = "the shipped forecasting model"
+
+
+@cache
+def _shipped_bytes() -> bytes:
+    return (files("rlwatch.forecast") / "shipped" / "hazard.json").read_bytes()
+
+
+def _shipped_hash() -> str:
+    return (files("rlwatch.forecast") / "shipped" / "hazard.sha256").read_text().split()[0]
+
+
 def shipped_model() -> Model:
     """Return the model that comes with rlwatch. Raises ``ConfigError`` if its file was changed."""
-    folder = files("rlwatch.forecast") / "shipped"
-    return parse_model(
-        (folder / "hazard.json").read_bytes(),
-        sha256=(folder / "hazard.sha256").read_text().split()[0],
-        name="the shipped forecasting model",
-    )
+    return parse_model(_shipped_bytes(), sha256=_shipped_hash(), name=SHIPPED)
+
+
+def shipped_outline() -> Outline:
+    """Return the outline of the model that comes with rlwatch, from a file that is a fiftieth as long.
+
+    Most runs get no probabilities, so they need no more. The bytes of the model are read and checked here, so that
+    :func:`shipped_model` opens no large file in the middle of a run. Raises ``ConfigError`` if either file was changed.
+    """
+    pinned = _pinned(_shipped_bytes(), _shipped_hash(), SHIPPED)
+    try:
+        raw = _mapping(json.loads((files("rlwatch.forecast") / "shipped" / "outline.json").read_bytes()), "the file")
+        if raw.get("sha256") != pinned:
+            raise _WrongError("it belongs to another model")
+        sparse = Outline(**_read_outline(raw["sparse"])) if "sparse" in raw else None
+        return Outline(**_read_outline(raw), sparse=sparse)
+    except (_WrongError, ValueError) as error:
+        raise ConfigError(f"the outline of {SHIPPED} is not valid: {error}; restore it") from None
 
 
 def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Model:
@@ -466,15 +501,22 @@ def parse_model(data: bytes, *, sha256: str | None = None, name: str = "the fore
 
     ``name`` is used in messages. Raises ``ConfigError`` if the hash differs or the contents are not valid.
     """
-    found = hashlib.sha256(data).hexdigest()
-    if sha256 is not None and found != sha256:
-        raise ConfigError(
-            f"{name} has the hash {found}, and {sha256} was expected: the file was changed; restore it or train it anew"
-        )
+    if sha256 is not None:
+        _pinned(data, sha256, name)
     try:
         return _read_model(json.loads(data))
     except (_WrongError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not a valid {FORMAT} file: {error}; restore it or train it anew") from None
+
+
+def _pinned(data: bytes, sha256: str, name: str) -> str:
+    """Return the hash of ``data``. Raises ``ConfigError`` if it is not ``sha256``."""
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise ConfigError(
+            f"{name} has the hash {found}, and {sha256} was expected: the file was changed; restore it or train it anew"
+        )
+    return found
 
 
 def write_model(model: Model, path: str | os.PathLike[str]) -> str:
@@ -493,13 +535,35 @@ def write_model(model: Model, path: str | os.PathLike[str]) -> str:
     return digest
 
 
+def outline_file(model: Model, sha256: str) -> str:
+    """Return the text of ``shipped/outline.json`` for a model whose file has the hash ``sha256``."""
+    sparse = {} if model.sparse is None else {"sparse": _plain_outline(model.sparse)}
+    return json.dumps({"sha256": sha256, **_plain_outline(model), **sparse}, separators=(",", ":")) + "\n"
+
+
+def _read_outline(raw: JSON) -> dict[str, Any]:
+    """Read what a model and its outline have in common; return it by the names of the fields."""
+    top = _mapping(raw, "the file")
+    features = tuple(_texts(top.get("features"), "features"))
+    if unknown := sorted(set(features) - set(FEATURES)):
+        raise _WrongError(f"this version computes no feature {unknown[0]!r}")
+    profiles = tuple(_read_profile(p, f"profiles[{i}]") for i, p in enumerate(_list(top.get("profiles"), "profiles")))
+    if not profiles:
+        raise _WrongError("it has no profiles, so no thresholds")
+    gains = _mapping(top.get("gains"), "gains").items()
+    return {
+        "features": features,
+        "gains": {name: _number(value, f"gains.{name}", low=0.0) for name, value in gains},
+        "profiles": profiles,
+    }
+
+
 def _read_model(raw: JSON) -> Model:
     top = _mapping(raw, "the file")
     if top.get("format") != FORMAT:
         raise _WrongError(f"its format is {top.get('format')!r}")
-    features = tuple(_texts(top.get("features"), "features"))
-    if unknown := sorted(set(features) - set(FEATURES)):
-        raise _WrongError(f"this version computes no feature {unknown[0]!r}")
+    outline = _read_outline(top)
+    features, profiles = outline["features"], outline["profiles"]
     hazards = [
         _read_head(head, len(features), f"hazards[{i}]") for i, head in enumerate(_list(top.get("hazards"), "hazards"))
     ]
@@ -508,21 +572,13 @@ def _read_model(raw: JSON) -> Model:
     limits = _mapping(top.get("limits"), "limits")
     if unknown := sorted(set(limits) - set(LIMITS)):
         raise _WrongError(f"there is no limit {unknown[0]!r}")
-    profiles = tuple(_read_profile(p, f"profiles[{i}]") for i, p in enumerate(_list(top.get("profiles"), "profiles")))
-    if not profiles:
-        raise _WrongError("it has no profiles, so no thresholds")
     sparse = None if top.get("sparse") is None else _read_sparse(top["sparse"])
     if len({frozenset(profile.thresholds) for profile in (*profiles, *(sparse.profiles if sparse else ()))}) > 1:
         raise _WrongError("its profiles have thresholds for different budgets")
     return Model(
-        features=features,
+        **outline,
         hazards=(hazards[0], hazards[1], hazards[2]),
         limits={kind: _read_head(head, len(features), f"limits.{kind}") for kind, head in limits.items()},
-        gains={
-            name: _number(value, f"gains.{name}", low=0.0)
-            for name, value in _mapping(top.get("gains"), "gains").items()
-        },
-        profiles=profiles,
         meta=_mapping(top.get("meta", {}), "meta"),
         sparse=sparse,
     )
@@ -641,18 +697,27 @@ def _number(value: JSON, where: str, *, whole: bool = False, low: float = -math.
 
 def _plain(model: Model) -> dict[str, JSON]:
     sparse = {} if model.sparse is None else {"sparse": _plain(model.sparse)}
+    outline = _plain_outline(model)
     return {
         "format": FORMAT,
-        "features": list(model.features),
+        "features": outline["features"],
         "hazards": [_plain_head(head) for head in model.hazards],
         "limits": {kind: _plain_head(head) for kind, head in model.limits.items()},
+        "gains": outline["gains"],
+        "profiles": outline["profiles"],
+        "meta": dict(model.meta),
+        **sparse,
+    }
+
+
+def _plain_outline(model: Outline) -> dict[str, JSON]:
+    return {
+        "features": list(model.features),
         "gains": dict(model.gains),
         "profiles": [
             {"name": p.name, "signals": sorted(p.signals), "thresholds": dict(p.thresholds), "static": dict(p.static)}
             for p in model.profiles
         ],
-        "meta": dict(model.meta),
-        **sparse,
     }
 
 

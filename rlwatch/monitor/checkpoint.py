@@ -105,13 +105,13 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         """Return a reference to an object that the fresh monitor already has: itself, its methods, the model."""
-        from rlwatch.forecast.model import Model
+        from rlwatch.forecast.model import Outline
 
         if obj is self._monitor:
             return ("monitor",)
         if isinstance(obj, MethodType) and obj.__self__ is self._monitor:
             return ("method", obj.__name__)
-        return ("model",) if isinstance(obj, Model) else None
+        return ("model",) if isinstance(obj, Outline) else None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -126,7 +126,7 @@ class _Unpickler(pickle.Unpickler):
             return getattr(self._monitor, pid[1])
         from rlwatch.forecast.forecaster import default_forecaster
 
-        return default_forecaster().model
+        return default_forecaster().outline
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _OUTSIDE:

@@ -2,12 +2,17 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from forecast_models import small_model
 
 from rlwatch.errors import ConfigError
+from rlwatch.forecast import Forecaster
 from rlwatch.forecast import model as artefact
+from rlwatch.forecast.gate import Evidence
+from rlwatch.records import ClosedStep
+from rlwatch.testing.small_batches import small_run
 
 
 @pytest.fixture
@@ -72,6 +77,27 @@ def test_the_shipped_model_is_the_one_whose_hash_is_pinned():
     assert len(model.hazards) == 3
     assert all(set(p.thresholds) >= {"0.5", "1", "2"} for p in model.profiles)
     assert {"version", "runs", "labels"} <= set(model.meta)
+
+
+def test_the_shipped_outline_is_that_of_the_shipped_model():
+    """Of both its models. A new model needs a new file: ``outline.json`` holds what ``outline_file`` returns."""
+    model, outline = artefact.shipped_model(), artefact.shipped_outline()
+    folder = Path(artefact.__file__).parent / "shipped"
+    digest = (folder / "hazard.sha256").read_text().strip()
+
+    assert (folder / "outline.json").read_text() == artefact.outline_file(model, digest)
+    for whole, part in ((model, outline), (model.sparse, outline.sparse)):
+        assert (part.features, part.gains, part.profiles) == (whole.features, whole.gains, whole.profiles)
+
+
+@pytest.mark.parametrize("gate", [None, Evidence.OTHERS])
+def test_the_outline_forecasts_as_the_whole_model_does(gate):
+    """Its heads are read where a probability is given; a log that gets none needs only the outline."""
+    rows = [ClosedStep(row.step, row.metrics) for row in small_run(1003, failure="cut").rows][:80]
+    whole = Forecaster(artefact.shipped_model(), gate=gate).extend(rows)
+
+    assert Forecaster(gate=gate).extend(rows) == whole
+    assert any(each.shown for each in whole) == (gate is None)
 
 
 def test_a_changed_file_is_refused_by_its_hash(saved):
