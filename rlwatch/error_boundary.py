@@ -60,6 +60,8 @@ def passing(error: BaseException | None) -> bool:
 
 
 _PASSING = {EMFILE, ENFILE, ENOMEM, EAGAIN}
+PASSING_TRIES = 200
+"""Number of steps at which a part may fail to load for such a lack before it is given up."""
 
 
 def shown(value: object) -> str:

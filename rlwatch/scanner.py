@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias, cast
 from rlwatch import codec
 from rlwatch.alerts.engine import AlertEvent
 from rlwatch.alerts.rules import Rule
-from rlwatch.detectors.base import NotRun
+from rlwatch.detectors.index import NotRun
 from rlwatch.diagnosis import Diagnosis, row_steps
 from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.forecast import forecast_of

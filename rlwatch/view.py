@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rlwatch.detectors.base import NotRun, not_run
+from rlwatch.detectors.index import NotRun, not_run
 from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import (
     AROUND,

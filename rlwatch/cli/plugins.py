@@ -60,13 +60,13 @@ def _print(found: Collection[Plugin], *, doors: bool) -> None:
 def _ours() -> Mapping[str, Collection[str]]:
     """Return the built-in names, by extension point."""
     from rlwatch.control.commands import COMMAND_KINDS
-    from rlwatch.detectors.registry import REGISTRY
+    from rlwatch.detectors.index import entries
     from rlwatch.importers.registry import IMPORTERS
     from rlwatch.notify.registry import HOMES
     from rlwatch.store.url import OWN
 
     return {
-        "rlwatch.detectors": {detector.name for detector in REGISTRY},
+        "rlwatch.detectors": {entry.name for entry in entries()},
         "rlwatch.importers": {importer.name for importer in IMPORTERS},
         "rlwatch.notifiers": HOMES,
         "rlwatch.stores": OWN,

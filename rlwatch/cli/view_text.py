@@ -13,7 +13,7 @@ from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
 from rlwatch.wording import chance, for_terminal, one_line, plural, step
 
 if TYPE_CHECKING:
-    from rlwatch.detectors.base import NotRun
+    from rlwatch.detectors.index import NotRun
     from rlwatch.forecast import Forecast
     from rlwatch.monitor.step_judge import MonitorOutcome
     from rlwatch.records import Alert

@@ -6,14 +6,15 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property, lru_cache, partial
 from statistics import fmean
 from typing import Any, ClassVar
 
 from rlwatch.catalogue import ROOM, reported_by
+from rlwatch.detectors.index import LazyDetector
 from rlwatch.error_boundary import Contained, described, log_message
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
@@ -207,6 +208,8 @@ class DetectorSet:
     def __init__(self, detectors: Iterable[Detector]) -> None:
         self._detectors = tuple(detectors)
         self._types = tuple(map(type, self._detectors))
+        self._lazy = tuple(one for one in self._detectors if isinstance(one, LazyDetector))
+        """Those that no row has concerned yet."""
         self.broken: dict[str, str] = {}
         self._known: tuple[dict[str, tuple[str, ...]], tuple[_Way, ...]] | None = None
         """Beginning of the newest row, and the ways for it: the next row mostly has the same names."""
@@ -230,7 +233,8 @@ class DetectorSet:
             for part in self._common:
                 part.update(step)
         found: list[Finding] = []
-        each = zip(self._detectors, self._ways(step), strict=True) if self._until is None else iter(self._awake)
+        ways = self._ways(step) if self._until is None else ()  # it may load detectors, so it comes first
+        each = zip(self._detectors, ways, strict=True) if self._until is None else iter(self._awake)
         while not self._given(each, step, found):
             pass
         if step is self._until:
@@ -246,7 +250,8 @@ class DetectorSet:
         self._wake()
         if len(steps) < SHORTEST or steps[0].numbers is not steps[0].metrics:
             return
-        rows, ways = Stretch(steps), list(zip(self._detectors, self._ways(steps[0]), strict=True))
+        of_each = self._ways(steps[0])  # it may load detectors, so it comes first
+        rows, ways = Stretch(steps), list(zip(self._detectors, of_each, strict=True))
         for detector, way in ways:
             if way is not _Way.NOTHING and isinstance(detector, BaseDetector):
                 with Contained(partial(self._leave_out, detector, steps[0])):
@@ -283,12 +288,39 @@ class DetectorSet:
         self._asleep, self._until, self._awake, self._read_ahead = [], None, [], False
 
     def _ways(self, step: ClosedStep) -> tuple[_Way, ...]:
-        if step.numbers is not step.metrics:
-            return _ways(self._types, tuple(step.numbers), tuple(step.metrics))
-        if self._known is None or self._known[0] is not step.beginning:
-            names = tuple(step.metrics)
-            self._known = step.beginning, _ways(self._types, names, names)
-        return self._known[1]
+        """Return the way of each detector for the row ``step``; load those that it is the first to concern."""
+        whole = step.numbers is step.metrics
+        if whole and self._known is not None and self._known[0] is step.beginning:
+            return self._known[1]
+        names, absent = tuple(step.metrics), self._loaded_for(step)
+        ways = _ways(self._types, names if whole else tuple(step.numbers), names)
+        if absent:  # the next row tries again
+            return tuple(_Way.ASK if id(one) in absent else way for one, way in zip(self._detectors, ways, strict=True))
+        if whole:
+            self._known = step.beginning, ways
+        return ways
+
+    def _loaded_for(self, step: ClosedStep) -> set[int]:
+        """Load the detectors that the row ``step`` is the first to concern; return the ``id`` of each that cannot be
+        loaded now.
+        """
+        absent: set[int] = set()
+        for lazy in [one for one in self._lazy if one.entry.concerns(step.metrics)]:
+            with Contained(partial(self._leave_out, lazy, step)):
+                made = lazy.loaded()
+                if made is None:
+                    absent.add(id(lazy))
+                else:
+                    self._put_in_place(lazy, made)
+        return absent
+
+    def _put_in_place(self, lazy: LazyDetector, *made: Detector) -> None:
+        """Put the detectors ``made``, one or none, in the place of ``lazy``."""
+        at = self._detectors.index(lazy)
+        self._detectors = (*self._detectors[:at], *made, *self._detectors[at + 1 :])
+        self._types = tuple(map(type, self._detectors))
+        self._lazy = tuple(one for one in self._lazy if one is not lazy)
+        self._known = None
 
     def _given(self, each: Iterator[tuple[Detector, _Way]], step: ClosedStep, found: list[Finding]) -> bool:
         """Give the step to one detector after another; return False where one raised, so that the rest is still due."""
@@ -302,6 +334,7 @@ class DetectorSet:
         self.broken[detector.name] = reason = f"failed at step {step.step} ({described(error)}) and was disabled"
         self._detectors = tuple(one for one in self._detectors if one is not detector)
         self._types = tuple(map(type, self._detectors))
+        self._lazy = tuple(one for one in self._lazy if one is not detector)
         self._known = None
         self._awake = [each for each in self._awake if each[0] is not detector]
         log_message(logging.WARNING, "detector %s %s; other detectors continue", detector.name, reason)
@@ -336,6 +369,8 @@ def reading(detectors: tuple[Detector, ...], step: ClosedStep) -> tuple[Detector
 
 
 def _way(detector: type, numbers: set[str], names: set[str]) -> _Way:
+    if issubclass(detector, LazyDetector):
+        return _Way.NOTHING
     if not issubclass(detector, BaseDetector):
         return _Way.ASK
     if detector.update != BaseDetector.update:
@@ -375,42 +410,6 @@ def rounded(values: Mapping[str, float | int | None]) -> dict[str, JSON]:
     out.
     """
     return {k: float(f"{v:.6g}") for k, v in values.items() if v is not None and math.isfinite(v)}
-
-
-@dataclass(frozen=True, slots=True)
-class NotRun:
-    """A detector that could not run, and the reason in words."""
-
-    name: str
-    reason: str
-
-
-def not_run(detectors: Iterable[Detector | type[Detector]], seen: Collection[str]) -> list[NotRun]:
-    """Return the detectors that lack metrics, each with the reason. ``seen``: names of all metrics that the run
-    logged.
-    """
-    return [
-        NotRun(detector.name, f"needs {alternatives(detector.requires)}, which this run has not logged")
-        for detector in detectors
-        if lacks_metrics(detector, seen)
-    ]
-
-
-def lacks_metrics(detector: Detector | type[Detector], seen: Collection[str]) -> bool:
-    """Return True if the run logged none of the detector's alternative sets of metrics. ``seen``: names of logged
-    metrics.
-    """
-    return not any(all(_was_seen(name, seen) for name in needed) for needed in detector.requires)
-
-
-def alternatives(requires: Sequence[Sequence[str]]) -> str:
-    """Return the alternative sets of metrics that a detector requires, in words: ``a + b or c``."""
-    return " or ".join(" + ".join(needed) for needed in requires)
-
-
-def _was_seen(needed: str, seen: Collection[str]) -> bool:
-    """Return whether the metric was logged; a name that ends in a slash means any metric of that open family."""
-    return needed in seen or (needed.endswith("/") and any(name.startswith(needed) for name in seen))
 
 
 # Recognise a series that has stopped rising: with certainty, noise included, not merely without a visible rise.

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from functools import cache
+from typing import Any, cast
 
-from rlwatch.catalogue import detector_class, kinds
-from rlwatch.detectors.base import BaseDetector
-from rlwatch.detectors.context import RunContext
+from rlwatch.detectors.index import DetectorEntry, LazyDetector, entries
 from rlwatch.error_boundary import call_or, described
 from rlwatch.errors import ConfigError
 from rlwatch.plugins import DOORS, usable
@@ -20,33 +19,52 @@ from rlwatch.records import ClosedStep, Event, Finding
 
 logger = logging.getLogger("rlwatch")
 
-REGISTRY: tuple[type[Detector], ...] = tuple(
-    dict.fromkeys(detector_class(kind) for kind in kinds().values() if kind.detector)
-)
-
-
 DOOR = "rlwatch.detectors"
+
+
+@cache
+def detector_classes() -> tuple[type[Detector], ...]:
+    """Return the classes of all detectors of the catalogue, in its order; the first call imports them."""
+    return tuple(entry.load() for entry in entries())
 
 
 def of_plugins() -> tuple[type[Detector], ...]:
     """Return the detector classes of installed plugins."""
-    return tuple(usable(DOOR, {detector.name for detector in REGISTRY}).values())
+    return tuple(usable(DOOR, {entry.name for entry in entries()}).values())
 
 
-def registered() -> tuple[type[Detector], ...]:
-    """Return all detector classes that a run uses: those of the catalogue, then those of plugins."""
-    return (*REGISTRY, *of_plugins())
+def registered() -> tuple[DetectorEntry | type[Detector], ...]:
+    """Return all detectors that a run uses: the entries of those of the catalogue, then the classes of plugins."""
+    return (*entries(), *of_plugins())
 
 
 def default_detectors() -> list[Detector]:
     """Return new instances of all registered detectors for one run; state that several of them need is shared."""
-    detectors = [detector() for detector in REGISTRY]
+    return _detectors(lazily=False)
+
+
+def lazy_detectors() -> list[Detector]:
+    """Return :func:`default_detectors` of which those that may wait are loaded with the first row that concerns them.
+
+    They are for a :class:`~rlwatch.detectors.base.DetectorSet`, which loads them.
+    """
+    return _detectors(lazily=True)
+
+
+def _detectors(*, lazily: bool) -> list[Detector]:
+    from rlwatch.detectors.context import RunContext
+
     context = RunContext()
-    common = {type(part): part for part in (context, context.reward, *detectors)}
-    for detector in detectors:
-        if isinstance(detector, BaseDetector):
+    common = {type(part): part for part in (context, context.reward)}
+    ours: list[Detector] = []
+    for entry in entries():
+        if lazily and entry.waits:
+            ours.append(cast("Detector", LazyDetector(entry, common)))
+        else:
+            detector: Any = entry.load()()
             detector.share(common)
-    return [*detectors, *(cast("Detector", GuardedDetector(detector)) for detector in of_plugins())]
+            ours.append(detector)
+    return [*ours, *(cast("Detector", GuardedDetector(detector)) for detector in of_plugins())]
 
 
 def made_by(make: Callable[[], Sequence[Detector]]) -> list[Detector]:

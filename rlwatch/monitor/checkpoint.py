@@ -156,7 +156,8 @@ def _program() -> str:
     digest = hashlib.sha256(__version__.encode())
     for room in _ROOMS:
         code, data = (root / room).rglob("*.py"), (root / room).rglob("*.toml")
-        for file in sorted([*code, *data, *(root / room).glob("shipped/*"), root / f"{room}.py"]):
+        index = (root / room).glob("*.json")
+        for file in sorted([*code, *data, *index, *(root / room).glob("shipped/*"), root / f"{room}.py"]):
             with suppress(OSError):
                 digest.update(file.read_bytes())
     return digest.hexdigest()

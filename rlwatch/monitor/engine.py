@@ -18,8 +18,9 @@ from rlwatch.alerts.engine import AlertEngine
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.control.commands import ROLLBACK
 from rlwatch.control.policy import NamedSetting, RunHealth
-from rlwatch.detectors.base import DetectorSet, NotRun
-from rlwatch.detectors.registry import default_detectors, made_by, of_plugins
+from rlwatch.detectors.base import DetectorSet
+from rlwatch.detectors.index import NotRun
+from rlwatch.detectors.registry import lazy_detectors, made_by, of_plugins
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST
@@ -92,7 +93,7 @@ class Monitor:
         self.source = source
         self.forecast_failures = 0
         """Number of forecasters that raised and were not called again."""
-        self._make = default_detectors if detectors is None else detectors
+        self._make = lazy_detectors if detectors is None else detectors
         self._make_forecaster = forecaster or forecaster_for(wanted=True)
         self.rules = tuple(default_rules() if rules is None else rules)
         self._history = history
@@ -120,7 +121,7 @@ class Monitor:
     @property
     def is_default(self) -> bool:
         """True if only rlwatch's own detectors and forecaster are used, no plugins."""
-        ours = self._make is default_detectors and self._make_forecaster in (
+        ours = self._make is lazy_detectors and self._make_forecaster in (
             forecaster_for(wanted=True),
             forecaster_for(wanted=False),
         )

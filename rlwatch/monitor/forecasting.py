@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol, cast
 
 from rlwatch.detectors.base import CARRY_ROWS, rounded
-from rlwatch.error_boundary import described, passing, raised_by
+from rlwatch.error_boundary import PASSING_TRIES, described, passing, raised_by
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST, PASSED, alarm_message, record_of
 from rlwatch.metrics import Family
@@ -27,10 +27,6 @@ logger = logging.getLogger("rlwatch")
 
 OF_THE_REFERENCE = frozenset({"silent_reference_reset", "lost_reference_reset"})
 """Findings about the reference model or a resume: the forecast must not depend on whether the process restarted."""
-MOST_LOADS = 200
-"""Number of steps at which loading the forecaster may fail for lack of file descriptors or memory before it is given
-up.
-"""
 NAME = "forecast"
 """Name of the forecaster in the list of detectors."""
 CERTAIN, CERTAIN_ROWS = 0.8, 5
@@ -192,7 +188,7 @@ class Forecasting:
         if error is None:
             return False
         self._loads += 1
-        if passing(error) and self._loads <= MOST_LOADS:
+        if passing(error) and self._loads <= PASSING_TRIES:
             return True
         self._end(error)
         return False
@@ -207,7 +203,9 @@ class Forecasting:
         error = raised_by(call, self._forecaster)
         if error is not None:
             self._loads += 1
-            if not passing(error) or self._loads > MOST_LOADS:  # else: a file or memory was not available at this step
+            if (
+                not passing(error) or self._loads > PASSING_TRIES
+            ):  # else: a file or memory was not available at this step
                 self._end(error)
 
     def _end(self, error: BaseException) -> None:

@@ -15,8 +15,9 @@ from typing import NamedTuple, cast
 
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.control.policy import ROWS_AFTER, ROWS_KEPT
-from rlwatch.detectors.base import DetectorSet, NotRun, not_run, stretches
+from rlwatch.detectors.base import DetectorSet, stretches
 from rlwatch.detectors.context import noise_of
+from rlwatch.detectors.index import NotRun, not_run
 from rlwatch.diagnosis import Diagnosis, KnobTracker, diagnose, row_steps
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecast

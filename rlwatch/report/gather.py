@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlwatch.columns import ALERTS, FINDINGS, FINDINGS_SHOWN, Column, Format, heads, text_of
-from rlwatch.detectors.base import lacks_metrics
+from rlwatch.detectors.index import lacks_metrics
 from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.metrics import resolve, unit_of

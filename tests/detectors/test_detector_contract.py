@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlwatch.detectors.base import DetectorSet
-from rlwatch.detectors.registry import REGISTRY, default_detectors
+from rlwatch.detectors.registry import default_detectors, detector_classes
 from rlwatch.ports import Detector
 from rlwatch.testing.detector_contract import EVENT_KINDS, DetectorContract, broken_run, broken_runs, outputs, whole_run
 from rlwatch.testing.small_batches import FAILURES, small_run
@@ -24,7 +24,7 @@ def cases(every, quick):
 
 
 class TestRegisteredDetectors(DetectorContract):
-    @pytest.fixture(params=REGISTRY, ids=lambda detector: detector.name)
+    @pytest.fixture(params=detector_classes(), ids=lambda detector: detector.name)
     def make(self, request):
         return request.param
 
@@ -62,7 +62,7 @@ TOLD_ALIKE = {
 @pytest.mark.parametrize("run", TOLD_ALIKE)
 def test_detectors_of_one_run_say_what_each_says_alone(run):
     """Several follow the reward, some ask others: what they hold in common changes nothing, wherever a resume begins."""
-    together, alone = default_detectors(), [detector() for detector in REGISTRY]
+    together, alone = default_detectors(), [detector() for detector in detector_classes()]
     rows = TOLD_ALIKE[run]
 
     for row in (*rows[: len(rows) // 2], *rows[len(rows) // 3 :]):
@@ -72,7 +72,7 @@ def test_detectors_of_one_run_say_what_each_says_alone(run):
 @pytest.mark.parametrize("run", TOLD_ALIKE)
 def test_a_row_given_only_to_those_it_concerns_says_what_it_says_to_all(run):
     """In their order, also where most metrics come every few rows and some stay away for long."""
-    panel, alone = DetectorSet(default_detectors()), [detector() for detector in REGISTRY]
+    panel, alone = DetectorSet(default_detectors()), [detector() for detector in detector_classes()]
     for i, row in enumerate(TOLD_ALIKE[run]):
         there = [name for j, name in enumerate(row.metrics) if (i + j) % 3 == 0 or (i // 40 + j) % 4 == 0]
         part = replace(row, metrics={name: row.metrics[name] for name in there})
@@ -82,7 +82,7 @@ def test_a_row_given_only_to_those_it_concerns_says_what_it_says_to_all(run):
 
 def test_a_row_given_again_is_not_counted_again():
     """It holds what it held, and what follows is the same."""
-    for make in REGISTRY:
+    for make in detector_classes():
         once, twice = make(), make()
         for row in TOLD_ALIKE["broken"]:
             held = twice.update(row)
@@ -91,9 +91,9 @@ def test_a_row_given_again_is_not_counted_again():
 
 def test_names_and_kinds_are_unique():
     """A finding names one detector; a kind has one meaning."""
-    kinds = [kind for detector in REGISTRY for kind in detector.kinds]
+    kinds = [kind for detector in detector_classes() for kind in detector.kinds]
 
-    assert len({detector.name for detector in REGISTRY}) == len(REGISTRY)
+    assert len({detector.name for detector in detector_classes()}) == len(detector_classes())
     assert len(set(kinds)) == len(kinds)
 
 
