@@ -54,6 +54,10 @@ class Stage(StrEnum):
         return self in (Stage.EASED, Stage.RESOLVED)
 
 
+IMPORTED = "imported from a log"
+"""Reason that ends an imported run whose training ended by itself."""
+
+
 class RunState(StrEnum):
     """State of a run as its writer recorded it. A reader decides whether a ``running`` run is in truth dead."""
 
@@ -212,6 +216,13 @@ class RunInfo:
     curation: Curation = Curation()
     stage: str = ""
     stage_since: float | None = None
+
+    @property
+    def imported(self) -> bool:
+        """Return whether the run is a log that was imported to its end; no process ever trained it here."""
+        # Not by its tag, which users may edit.
+        ended = self.state is RunState.UNFINISHED or (self.state is RunState.FINISHED and self.state_reason == IMPORTED)
+        return ended and self.pid is None and not self.host
 
 
 @dataclass(frozen=True, slots=True)

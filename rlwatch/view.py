@@ -341,14 +341,22 @@ def unjudged_from(store: Store, run: RunInfo, ending: Ending) -> int | None:
     judged, last = store.judged(run.run_id)
     if judged >= last:
         return None
-    if judged == 0 and (store.forecasts(run.run_id, last=1) or store.findings(run.run_id)):
-        return None  # a log that an earlier version imported: it did not note that its rows were judged
+    if judged == 0 and judged_at_import(store, run):
+        return None
     rows = store.records(run.run_id, after_seq=judged, limit=AT_A_LOOK)
     steps = {row.step for row in rows}
     few = len(steps) <= WAITING_STEPS and len(rows) < AT_A_LOOK
     if not rows or (ending.how is End.GOES_ON and (few or (run.last_ts or 0.0) - rows[0].ts <= WAITING_S)):
         return None
     return min(steps)
+
+
+def judged_at_import(store: Store, run: RunInfo) -> bool:
+    """Return whether the rows of a run, which has no position up to which it is judged, were judged by an import.
+
+    Earlier versions stored findings and forecasts of an imported log without that position.
+    """
+    return run.imported and bool(store.forecasts(run.run_id, last=1) or store.findings(run.run_id))
 
 
 AT_A_LOOK = 64

@@ -32,7 +32,7 @@ from rlwatch.cli.options import (
 )
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
 from rlwatch.ports import Progress, RunReader, Store
-from rlwatch.records import JSON, Finding, ForecastRecord, RunInfo, RunState, StepRecord
+from rlwatch.records import IMPORTED, JSON, Finding, ForecastRecord, RunInfo, RunState, StepRecord
 from rlwatch.redaction import recordable
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def import_run(
             if number == len(groups):
                 stopped = ending is not None and ending.why
                 state = RunState.UNFINISHED if stopped else RunState.FINISHED
-                writer.finish(state, stopped or "imported from a log", last)
+                writer.finish(state, stopped or IMPORTED, last)
         finally:
             writer.close()
 

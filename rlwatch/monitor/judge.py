@@ -44,6 +44,7 @@ from rlwatch.records import (
     SpikeBatch,
     StepRecord,
 )
+from rlwatch.view import judged_at_import
 
 _STATES = (AlertState.PENDING, AlertState.FIRING, AlertState.RESOLVED)
 
@@ -384,7 +385,8 @@ def judge_rest(
     any.
 
     Does nothing while another process writes the run. The run's lock is held only to write, so that a new attempt need
-    not wait: one that begins meanwhile judges the rows itself.
+    not wait: one that begins meanwhile judges the rows itself. A log that was judged when it was imported is only
+    marked as judged: its alerts are of the past.
 
     Parameters
     ----------
@@ -401,6 +403,9 @@ def judge_rest(
     if done >= last or not _is_left(store, run_id):
         return False
     run, found = store.run(run_id), list[Storable]()
+    if done == 0 and judged_at_import(store, run):
+        _note_judged(store, run_id, last)
+        return False
     monitor = Monitor(
         run_id=run_id,
         source=run.source,
@@ -425,6 +430,14 @@ def judge_rest(
             return False  # the next look judges the same rows again
         writer.write([], Progress(judged=judging.seq))
     return True
+
+
+def _note_judged(store: Store, run_id: str, seq: int) -> None:
+    """Store that a run is judged up to the position ``seq``, unless another process writes it."""
+    writer = store.amend_run(run_id)
+    if writer is not None:
+        with closing(writer):
+            writer.write([], Progress(judged=seq))
 
 
 def without_forecasts(run: RunInfo) -> bool:

@@ -32,9 +32,22 @@ from rlwatch.recorder.judge_thread import (
     Interrupted,
     JudgeThread,
 )
-from rlwatch.records import FORECAST_SWITCH, ORIGIN, AlertState, Event, RunInfo, StepRecord
+from rlwatch.records import (
+    FORECAST_SWITCH,
+    IMPORTED,
+    ORIGIN,
+    AlertState,
+    Event,
+    Finding,
+    RunInfo,
+    RunState,
+    Severity,
+    StepRecord,
+)
+from rlwatch.state import ending_of
 from rlwatch.store.url import open_store
 from rlwatch.testing.small_batches import small_run
+from rlwatch.view import unjudged_from
 
 POLICY = AlertingConfig(rules=(Rule("now", channels=("webhook",)),))
 
@@ -294,6 +307,39 @@ def test_a_run_that_wants_no_forecast_is_given_none_by_whoever_judges_its_rest(t
 
     assert [record.body["absent"] for record in store.forecasts("run")] == [OFF]
     assert any(finding.kind == "nonfinite" for finding in store.findings("run"))
+
+
+@pytest.mark.parametrize(
+    ("pid", "state", "reason", "found", "again"),
+    [
+        (None, RunState.FINISHED, IMPORTED, True, False),
+        (None, RunState.UNFINISHED, "the log stops at step 25 of 100", True, False),
+        (None, RunState.FINISHED, IMPORTED, False, True),
+        (7, RunState.FINISHED, IMPORTED, True, True),
+        (7, RunState.FINISHED, "", True, True),
+        (7, RunState.CRASHED, "MemoryError", True, True),
+        (7, None, "", True, True),
+    ],
+)
+def test_a_log_that_was_judged_when_it_was_imported_is_not_judged_again(tmp_path, pid, state, reason, found, again):
+    """Earlier versions noted no position with an import; a trainer that was killed noted none either, perhaps."""
+    store = open_store(tmp_path)
+    writer = store.open_run(RunInfo("run", pid=pid, host="node" if pid else ""))
+    writer.write(sick(25))
+    early = Finding("numerics", "nonfinite", Severity.CRITICAL, 1, 1, "found before", seq=1)
+    writer.write([early] if found else [])
+    if state is not None:
+        writer.finish(state, reason, 1.0)
+    writer.close()
+    run = store.run("run")
+    waits = unjudged_from(store, run, ending_of(run, gone=True))
+
+    judged = judge_rest(store, "run", POLICY, Dispatcher(store, POLICY))
+
+    assert judged == again
+    assert (waits is not None) == again
+    assert bool(store.alerts("run")) == again
+    assert store.judged("run") == (25, 25)
 
 
 def test_nobody_judges_for_a_process_that_lives(tmp_path):

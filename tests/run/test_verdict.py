@@ -8,7 +8,7 @@ import pytest
 
 from rlwatch.importers.base import ImportedRun
 from rlwatch.ports import Progress
-from rlwatch.records import Event, Finding, RunInfo, RunState, Severity, Stage, StepRecord
+from rlwatch.records import IMPORTED, Event, Finding, RunInfo, RunState, Severity, Stage, StepRecord
 from rlwatch.scanner import replay, scan
 from rlwatch.state import End, Ending, State, ending_of, explained, forecast_allowed, headline_of, verdict_of
 from rlwatch.store.url import open_store
@@ -394,7 +394,7 @@ def test_a_run_whose_findings_were_stored_without_a_position_was_judged():
     store = open_store("memory://imported-before")
     writer = store.open_run(RunInfo("run"))
     writer.write([*(StepRecord(step, {"reward": 0.5}) for step in range(300)), COLLAPSE])
-    writer.finish(RunState.FINISHED, "imported from a log", 1.0)
+    writer.finish(RunState.FINISHED, IMPORTED, 1.0)
     writer.close()
 
     assert stored_verdict(store, store.run("run")).state is State.COLLAPSED
