@@ -26,6 +26,7 @@ from rlwatch.integrations.stages import clock_of
 from rlwatch.records import FAR_OUT, JSON, NON_FINITE, SpikeBatch
 from rlwatch.run.stages import Span, batch_of_spans, seconds_of
 from rlwatch.tensors.histogram import observe_distributions, taken_apart
+from rlwatch.tensors.masked import sharing
 from rlwatch.tensors.mergeable import Stats, merge, merge_ranks, read
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import SpikeTable, TokenBatch, alike, joined, top_tokens
@@ -49,14 +50,16 @@ Measure = Callable[[TokenBatch], Stats]
 
 def everything(batch: TokenBatch) -> Stats:
     """Return all statistics of ``batch``, and the distributions of its token quantities."""
-    return observe(batch) | observe_distributions(batch)
+    with sharing():
+        return observe(batch) | observe_distributions(batch)
 
 
 def core(batch: TokenBatch) -> Stats:
     """Return the statistics of ``batch`` that take one or two passes over its tokens, and the distributions of token
     quantities.
     """
-    return observe(batch, full=False) | observe_distributions(batch)
+    with sharing():
+        return observe(batch, full=False) | observe_distributions(batch)
 
 
 class StepTally:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.masked import difference, keep, masked_sum, widen
+from rlwatch.tensors.masked import difference, everywhere, keep, masked_sum, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, ShareStat, Stats, Std, nonfinite_stats
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def observe_advantages(batch: TokenBatch) -> Stats:
     if batch.advantages is None:
         return {}
     a = batch.advantages
-    every = batch.mask if a.shape == batch.mask.shape else torch.ones_like(a, dtype=torch.bool)
+    every = batch.mask if a.shape == batch.mask.shape else everywhere(a)
     return {
         "adv/mean": Mean.of(a, every),
         "adv/std": Std.of(a, every),
@@ -91,16 +91,16 @@ def observe_displacement(batch: TokenBatch) -> Stats:
     ``lld/logp_positive`` is the mean log-prob (nats) of tokens with A > 0; see :func:`push_down` and
     :func:`displacement_stats` for the others.
     """
-    a = batch.token_advantages
-    if a is None:
+    a, tokens = batch.token_advantages, tokens_of(batch)
+    of_tokens = tokens.token_advantages
+    if a is None or of_tokens is None:
         return {}
-    a, mask = widen(a).expand_as(batch.logp), batch.mask.bool()
     stats: Stats = {
-        "lld/logp_positive": Mean.of(batch.logp, mask & (a > 0)),
-        "lld/negative_push": push_down(batch.logp, a, mask),
+        "lld/logp_positive": Mean.of(tokens.logp, tokens.mask.bool() & (of_tokens > 0)),
+        "lld/negative_push": push_down(tokens.logp, of_tokens, tokens.mask),
     }
     if batch.old_logp is not None:
-        stats |= displacement_stats(batch.logp, batch.old_logp, a, mask)
+        stats |= displacement_stats(batch.logp, batch.old_logp, widen(a).expand_as(batch.logp), batch.mask.bool())
     return stats
 
 
@@ -166,6 +166,7 @@ def _below(x: Tensor, limit: float) -> Tensor:
 
 def observe_logp(batch: TokenBatch) -> Stats:
     """Return ``policy/logp_mean`` and ``policy/logp_min`` (nats), and the number of log-probs that are not finite."""
+    batch = tokens_of(batch)
     return {
         "policy/logp_mean": Mean.of(batch.logp, batch.mask),
         "policy/logp_min": Min.of(batch.logp, batch.mask),

@@ -17,7 +17,7 @@ from rlwatch.tensors.advantages import Sides
 from rlwatch.tensors.importance import clipped_sides
 from rlwatch.tensors.masked import difference, exponential, indicator, keep, masked_mean, shared, widen
 from rlwatch.tensors.mergeable import Mean, Paired, Quantile, Stat, Stats, cat
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, tokens_of
 
 logger = logging.getLogger("rlwatch")
 
@@ -239,6 +239,7 @@ def observe_entropy(batch: TokenBatch) -> Stats:
 
     Exploding entropy grows almost wholly from tokens of negative advantage. Empty if the batch has no entropy.
     """
+    batch = tokens_of(batch)
     if batch.entropy is None:
         return {}
     stats: Stats = {"policy/entropy": Mean.of(batch.entropy, batch.mask)}
@@ -251,6 +252,7 @@ def observe_entropy(batch: TokenBatch) -> Stats:
 
 def observe_entropy_quantiles(batch: TokenBatch) -> Stats:
     """Return ``policy/entropy_p10`` and ``policy/entropy_p90`` (nats), which need sorting; empty without entropy."""
+    batch = tokens_of(batch)
     if batch.entropy is None:
         return {}
     return {
@@ -443,6 +445,7 @@ def observe_covariance(batch: TokenBatch) -> Stats:
 
     Empty if the batch has no advantages.
     """
+    batch = tokens_of(batch)
     a = batch.token_advantages
     return {} if a is None else {"policy/cov": Covariance.of(batch.logp, a, batch.mask)}
 
@@ -452,6 +455,7 @@ def observe_top_covariance(batch: TokenBatch) -> Stats:
 
     Empty if the batch has no advantages.
     """
+    batch = tokens_of(batch)
     a = batch.token_advantages
     if a is None:
         return {}

@@ -29,7 +29,7 @@ from typing_extensions import override
 from rlwatch.tensors.control_tokens import template_places
 from rlwatch.tensors.masked import indicator, keep, masked_count, widen
 from rlwatch.tensors.mergeable import Correlation, Mean, ShareStat, Slope, Stat, Stats
-from rlwatch.tensors.mismatch import LogProbGap, differing_layers, recorded
+from rlwatch.tensors.mismatch import LogProbGap, differing_layers, gap_of, recorded
 from rlwatch.tensors.tokens import TokenBatch
 
 __all__ = [
@@ -246,7 +246,7 @@ def observe_gap_shape(batch: TokenBatch) -> Stats:
     """
     if batch.rollout_logp is None:
         return {}
-    gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    gap = gap_of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     places = template_places(gap.scored, batch.ids, batch.control)
     stats = {**side_stats(gap), **temperature_stats(gap, batch.entropy), **place_stats(gap)}
     stats |= template_stats(gap, places)

@@ -13,8 +13,8 @@ from typing_extensions import override
 from rlwatch.distributions import MANTISSA, QUANTITIES, bins_of
 from rlwatch.tensors.masked import difference, masked_count, widen
 from rlwatch.tensors.mergeable import Stat, Stats
-from rlwatch.tensors.mismatch import LogProbGap
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.mismatch import gap_of
+from rlwatch.tensors.tokens import TokenBatch, tokens_of
 
 PREFIX = "distribution/"
 """Prefix of the names of histograms among the statistics of a batch; the name of the quantity follows."""
@@ -56,11 +56,12 @@ def observe_distributions(batch: TokenBatch) -> Stats:
     They are the log-ratio of the policy to the old policy, the gap between the log-probs of trainer and rollout engine
     (both in nats), and the entropy (nats).
     """
+    batch = tokens_of(batch)
     found: dict[str, tuple[Tensor, Tensor]] = {}
     if batch.old_logp is not None:
         found["log_ratio"] = difference(batch.logp, batch.old_logp), batch.mask
     if batch.rollout_logp is not None:
-        gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+        gap = gap_of(batch.trainer_logp, batch.rollout_logp, batch.mask)
         found["logp_difference"] = gap.d, gap.scored
     if batch.entropy is not None:
         found["entropy"] = batch.entropy, batch.mask

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlwatch.tensors.advantages import response_advantages
 from rlwatch.tensors.masked import difference, exponential, indicator, keep, shared, widen
 from rlwatch.tensors.mergeable import Ess, Max, Mean, Min, Quantile, ShareStat, Stats, VarianceGrowth, nonfinite_stats
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, tokens_of
 
 FAR = math.log(2)
 """Nats. If |x| is above this, the reference gives a token more than twice, or less than half, the probability."""
@@ -86,6 +86,7 @@ def observe_kl(batch: TokenBatch) -> Stats:
     """Return estimates of the KL to the reference policy, and its concentration on few tokens; empty without a
     reference.
     """
+    batch = tokens_of(batch)
     if batch.ref_logp is None:
         return {}
     x = difference(batch.logp, batch.ref_logp)
@@ -114,6 +115,7 @@ def _shares(batch: TokenBatch, estimate: Tensor) -> Stats:
 
 def observe_kl_quantiles(batch: TokenBatch) -> Stats:
     """Return ``policy/kl_ref_p99``: the 99th percentile of k3 over tokens, nats; empty without a reference."""
+    batch = tokens_of(batch)
     if batch.ref_logp is None:
         return {}
     return {"policy/kl_ref_p99": Quantile.of(k3(difference(batch.logp, batch.ref_logp)), batch.mask, 0.99)}
@@ -211,12 +213,13 @@ def observe_ratios(batch: TokenBatch) -> Stats:
 
     Empty if the old policy's log-probs were not measured, because the ratios are then 1 by definition.
     """
-    if batch.old_logp is None:
+    tokens = tokens_of(batch)
+    if batch.old_logp is None or tokens.old_logp is None:
         return {}
     return {
-        **ratio_stats(batch.logp, batch.old_logp, batch.mask),
+        **ratio_stats(tokens.logp, tokens.old_logp, tokens.mask),
         **response_ratio_stats(batch.logp, batch.old_logp, batch.mask),
-        **nonfinite_stats("old_logp", batch.old_logp, batch.mask),
+        **nonfinite_stats("old_logp", tokens.old_logp, tokens.mask),
     }
 
 
@@ -224,6 +227,7 @@ def observe_ratio_quantiles(batch: TokenBatch) -> Stats:
     """Return ``ratio/p99``: the 99th percentile of token ratios; empty if the old policy's log-probs were not
     measured.
     """
+    batch = tokens_of(batch)
     if batch.old_logp is None:
         return {}
     return {"ratio/p99": Quantile.of(exponential(difference(batch.logp, batch.old_logp)), batch.mask, 0.99)}
@@ -276,6 +280,7 @@ def observe_clipping(batch: TokenBatch) -> Stats:
     """Return clip fractions; empty unless the loss has a token-level clip and old log-probs and advantages are
     known.
     """
+    batch = tokens_of(batch)
     advantages = batch.token_advantages
     if batch.old_logp is None or batch.clip is None or advantages is None:
         return {}

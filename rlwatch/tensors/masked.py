@@ -32,7 +32,22 @@ def keep(x: Tensor, mask: Tensor, otherwise: float) -> Tensor:
     """Return ``x`` with ``otherwise`` in place of the elements outside ``mask``; same shape as ``x``, at least
     float32.
     """
-    return torch.where(mask.bool(), widen(x), otherwise)
+    wide = widen(x)
+    if _selects_all(mask, wide):
+        return wide
+    return torch.where(mask.bool(), wide, _scalar(otherwise, wide))
+
+
+_SCALARS = {
+    (x, dtype): torch.tensor(x, dtype=dtype, device="cpu")
+    for x in (0.0, torch.inf, -torch.inf, torch.nan)
+    for dtype in (torch.float32, torch.float64)
+}
+
+
+def _scalar(value: float, like: Tensor) -> Tensor | float:
+    """Return ``value`` as ``torch.where`` takes it in the fewest operations: as a tensor (0-d), for one on the CPU."""
+    return _SCALARS.get((value, like.dtype), value) if like.is_cpu else value
 
 
 class _Shared(threading.local):
@@ -65,6 +80,29 @@ def sharing() -> Iterator[None]:
         yield
     finally:
         _shared.results = before
+
+
+def everywhere(like: Tensor) -> Tensor:
+    """Return a mask, True everywhere, in the shape and on the device of ``like``.
+
+    Within a :func:`sharing` block nothing is selected or counted by it, and all calls for one shape return one mask.
+    """
+    results = _shared.results
+    if results is None:
+        return torch.ones_like(like, dtype=torch.bool)
+    key = (everywhere, like.shape, like.device)
+    found = results.get(key)
+    if found is None:
+        mask = torch.ones(like.shape, dtype=torch.bool, device=like.device)
+        found = results[key] = results[everywhere, id(mask)] = ((mask,), mask)
+    whole: Tensor = found[1]
+    return whole
+
+
+def _selects_all(mask: Tensor, x: Tensor) -> bool:
+    """Return True if ``mask`` has the shape of ``x`` and is known to be True everywhere; see :func:`everywhere`."""
+    results = _shared.results
+    return results is not None and (everywhere, id(mask)) in results and mask.shape == x.shape
 
 
 # Reductions together: a step has a hundred sums over tokens, each of which alone is several kernel launches.
@@ -200,7 +238,7 @@ def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
     tensor([0., 1., nan])
     """
     broken = _any_nan(*compared)
-    return torch.where(broken, torch.nan, holds)
+    return torch.where(broken, _SCALARS[torch.nan, torch.float32] if broken.is_cpu else torch.nan, holds)
 
 
 def masked_count(mask: Tensor, like: Tensor) -> Tensor:
@@ -211,7 +249,9 @@ def masked_count(mask: Tensor, like: Tensor) -> Tensor:
     key = (masked_count, id(mask), like.shape, dtype)
     found = _shared.results.get(key)
     if found is None:
-        found = _shared.results[key] = (mask, _spread(mask, like).sum().to(dtype))
+        whole = _selects_all(mask, like)
+        number = like.new_full((), like.numel(), dtype=dtype) if whole else _spread(mask, like).sum().to(dtype)
+        found = _shared.results[key] = (mask, number)
     count: Tensor = found[1]
     return count
 

@@ -341,7 +341,8 @@ def _stacked(stats: Sequence[Stat]) -> Stat:
 
 def nonfinite(x: Tensor) -> Tensor:
     """Return 1.0 where ``x`` is NaN or infinite, else 0.0; shape of ``x``, float32."""
-    return (~x.isfinite()).float()
+    wide = widen(x)
+    return (wide - wide != 0).float()  # a difference is NaN for NaN and infinity; isfinite is four operations
 
 
 def nonfinite_stats(name: str, x: Tensor, mask: Tensor) -> Stats:
@@ -409,12 +410,7 @@ class Ess(Stat):
         same shape.
         """
         x = keep(log_weight, mask, -torch.inf).flatten()
-        # Divided by the largest weight before they are added: the ratio does not change, and nothing overflows.
-        top = x.amax() if x.numel() else x.new_full((), -torch.inf)
-        largest = torch.where(top == -torch.inf, 0.0, top)
-        weight = (x - largest).exp()
-        log_sum, log_squares = torch.stack([weight, weight * weight]).sum(-1).log().unbind()
-        return cls(masked_count(mask, log_weight), log_sum + largest, log_squares + 2 * largest)
+        return cls(masked_count(mask, log_weight), *torch.stack([x, 2 * x]).logsumexp(-1).unbind())
 
     @override
     def merge(self, other: Self) -> Self:
@@ -571,9 +567,8 @@ def _moments(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
     # Two passes, means first: sum xy - n <x><y> of log-probs near -1 would lose what is looked for.
     both = torch.stack([x, y])
     means = keep(both, mask, 0.0).flatten(1).sum(-1) / n.clamp(min=1)
-    dx, dy = keep(both - means.view(2, *[1] * x.dim()), mask, 0.0).unbind()
-    products = torch.stack([dx * dx, dy * dy, dx * dy]).flatten(1).sum(-1)
-    (mean_x, mean_y), (xx, yy, xy) = means.unbind(), products.unbind()
+    away = keep(both - means.view(2, *[1] * x.dim()), mask, 0.0).flatten(1)
+    (mean_x, mean_y), (xx, xy, _, yy) = means.unbind(), (away.unsqueeze(1) * away).sum(-1).view(-1).unbind()
     return n, mean_x, mean_y, xx, yy, xy
 
 

@@ -30,7 +30,7 @@ from typing_extensions import override
 from rlwatch.errors import ConfigError
 from rlwatch.tensors.advantages import Sides
 from rlwatch.tensors.importance import k3
-from rlwatch.tensors.masked import indicator, keep, widen
+from rlwatch.tensors.masked import indicator, keep, shared, widen
 from rlwatch.tensors.mergeable import (
     Correlation,
     Ess,
@@ -46,13 +46,14 @@ from rlwatch.tensors.mergeable import (
     VarianceGrowth,
     nonfinite_stats,
 )
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, tokens_of
 
 __all__ = [
     "LogProbGap",
     "Thresholds",
     "advantage_stats",
     "divergence_stats",
+    "gap_of",
     "gap_stats",
     "load_stats",
     "observe_mismatch",
@@ -138,6 +139,12 @@ class LogProbGap:
         """Return 1.0 (B, T) where the weight lies outside ``band``, else 0.0; NaN where it is NaN."""
         low, high = band
         return indicator((self.weight < low) | (self.weight > high), self.weight)
+
+
+@shared
+def gap_of(trainer_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> LogProbGap:
+    """Return :meth:`LogProbGap.of` the arguments, computed once for all statistics of a batch."""
+    return LogProbGap.of(trainer_logp, rollout_logp, mask)
 
 
 def gap_stats(gap: LogProbGap, at: Thresholds = USUAL) -> Stats:
@@ -634,9 +641,10 @@ def observe_mismatch(batch: TokenBatch) -> Stats:
 
     They are those of the log-probs, of the raw importance weights, and of the probabilities.
     """
+    batch = tokens_of(batch)
     if batch.rollout_logp is None:
         return {}
-    gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    gap = gap_of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     stats = {
         **gap_stats(gap, USUAL.capped_as(batch.truncation)),
         **nonfinite_stats("rollout_logp", batch.rollout_logp, batch.mask),
@@ -651,7 +659,7 @@ def observe_mismatch_detail(batch: TokenBatch) -> Stats:
 
     These are divergences, tails, the effect on the gradient, whole responses, and routing to experts if it is known.
     """
-    gap = None if batch.rollout_logp is None else LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    gap = None if batch.rollout_logp is None else gap_of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     routes = batch.experts if batch.experts is not None else batch.rollout_experts
     loads = {} if routes is None else load_stats(routes, batch.mask)
     shift = (
@@ -666,9 +674,13 @@ def _gap_stats(batch: TokenBatch, gap: LogProbGap | None) -> Stats:
     if gap is None:
         return {}
     at = USUAL.capped_as(batch.truncation)
-    stats = {**divergence_stats(gap), **tail_stats(gap, at, batch.entropy), **response_gap_stats(gap, at)}
-    if batch.token_advantages is not None:
-        stats |= advantage_stats(gap, batch.token_advantages)
+    stats = {**tail_stats(gap, at, batch.entropy), **response_gap_stats(gap, at)}
+    tokens = tokens_of(batch)
+    if tokens.rollout_logp is not None:
+        gap = gap_of(tokens.trainer_logp, tokens.rollout_logp, tokens.mask)
+        stats |= divergence_stats(gap)
+        if tokens.token_advantages is not None:
+            stats |= advantage_stats(gap, tokens.token_advantages)
     return stats
 
 

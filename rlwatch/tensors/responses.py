@@ -33,6 +33,7 @@ from typing_extensions import override
 from rlwatch.tensors.degeneration import unended
 from rlwatch.tensors.groups import Grouped, agreement, answer_stats, consecutive, reward_stats
 from rlwatch.tensors.masked import (
+    everywhere,
     keep,
     masked_count,
     masked_max,
@@ -175,7 +176,7 @@ def length_stats(lengths: Tensor, cut: Tensor | None = None) -> Stats:
     ``cut`` (B,): True for responses that were cut at the length limit; if given, also ``len/clipped`` (their share) and
     ``len/terminated_mean`` (mean length of the others).
     """
-    every = torch.ones_like(lengths, dtype=torch.bool)
+    every = everywhere(lengths)
     stats: Stats = {
         "len/mean": Mean.of(lengths, every),
         "len/max": Max.of(lengths, every),
@@ -194,7 +195,7 @@ def length_tail_stats(lengths: Tensor) -> Stats:
 
     ``lengths`` are in tokens.
     """
-    every = torch.ones_like(lengths, dtype=torch.bool)
+    every = everywhere(lengths)
     return {
         "len/p50": Quantile.of(lengths, every, 0.5),
         "len/p90": Quantile.of(lengths, every, 0.9),
@@ -500,19 +501,19 @@ def _lengths(batch: ResponseBatch) -> Stats:
         stats["len/entropy_corr"] = Correlation.of(batch.lengths, batch.entropy, batch.lengths > 0)
     if batch.lengths is not None and batch.budget:
         used = widen(batch.lengths) / batch.budget
-        stats["len/budget_used"] = Total.of(used, torch.ones_like(used))
+        stats["len/budget_used"] = Total.of(used, everywhere(used))
     return stats
 
 
 def _ages(batch: ResponseBatch) -> Stats:
     stats: Stats = {}
     if batch.retention is not None:
-        carried, every = batch.retention, torch.ones_like(batch.retention, dtype=torch.bool)
+        carried, every = batch.retention, everywhere(batch.retention)
         stats["partial/frac"] = Mean.of(carried > 0, every)
         stats["partial/retention_mean"] = Mean.of(carried, every)
         stats["partial/retention_max"] = Max.of(carried, every)
     if batch.spans is not None:
-        every = torch.ones_like(batch.spans, dtype=torch.bool)
+        every = everywhere(batch.spans)
         stats["staleness/spans_mean"] = Mean.of(batch.spans, every)
         stats["staleness/spans_max"] = Max.of(batch.spans, every)
     return stats
@@ -527,7 +528,7 @@ def _tasks(batch: ResponseBatch) -> Stats:
         stats |= by_task("reward/by_task/", batch.rewards, scored, batch.tasks, batch.task_names)
     for prefix, x in (("len/by_task/", batch.lengths), ("policy/entropy_by_task/", batch.entropy)):
         if x is not None:
-            stats |= by_task(prefix, x, torch.ones_like(x, dtype=torch.bool), batch.tasks, batch.task_names)
+            stats |= by_task(prefix, x, everywhere(x), batch.tasks, batch.task_names)
     return stats
 
 
@@ -535,8 +536,8 @@ def _text(batch: ResponseBatch) -> Stats:
     if batch.ids is None or batch.mask is None or not batch.eos:
         return {}
     missing = unended(batch.ids, batch.mask, batch.eos)
-    return {"text/eos_missing": Mean.of(missing, torch.ones_like(missing))}
+    return {"text/eos_missing": Mean.of(missing, everywhere(missing))}
 
 
 def _scored(batch: ResponseBatch, like: Tensor) -> Tensor:
-    return torch.ones_like(like, dtype=torch.bool) if batch.scored is None else batch.scored.bool()
+    return everywhere(like) if batch.scored is None else batch.scored.bool()

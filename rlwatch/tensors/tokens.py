@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlwatch.tensors.masked import difference, keep, shared, widen
+from rlwatch.tensors.masked import difference, everywhere, keep, shared, widen
 from rlwatch.tensors.mergeable import Mean, Stats
 
 
@@ -104,6 +105,29 @@ class TokenBatch:
         """Return a copy with memory of its own, as the trainer may reuse its memory; ids of experts are not copied."""
         mine = {name: x.detach().clone() for name, x in _tensors(self).items() if name not in _EXPERTS}
         return replace(self, **mine)
+
+
+@shared
+def tokens_of(batch: TokenBatch) -> TokenBatch:
+    """Return the N tokens inside the mask of ``batch`` as one response, (1, N), for statistics of tokens in any order.
+
+    It has only log-probs, entropy, advantages and the settings of the loss. On a device it is ``batch`` itself, as a
+    selection there is waited for.
+    """
+    on = batch.mask
+    if not on.is_cpu or on.shape != batch.logp.shape:
+        return batch
+    places = torch.from_numpy(np.flatnonzero(on.bool().numpy())).view(1, -1)
+    if not places.numel():
+        return batch
+    given = {name: getattr(batch, name) for name in _OF_TOKENS} | {"advantages": batch.token_advantages}
+    wide = {name: x if x.shape == on.shape else x.expand(on.shape) for name, x in given.items() if x is not None}
+    parts: dict[str, Any] = {name: x.take(places) for name, x in wide.items()}
+    settings = {name: getattr(batch, name) for name in ("clip", "dual_clip", "off_policy_delta", "truncation")}
+    return TokenBatch(mask=everywhere(places), **parts, **settings)
+
+
+_OF_TOKENS = ("logp", "entropy", "old_logp", "ref_logp", "rollout_logp")
 
 
 @shared
