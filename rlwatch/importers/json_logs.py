@@ -29,7 +29,7 @@ from rlwatch.importers.base import (
     step_of,
 )
 from rlwatch.importers.lines import LARGEST_DOCUMENT, TextLine, blocks, parsed
-from rlwatch.importers.own_rows import OwnRows, flattened, is_flat, step_field
+from rlwatch.importers.own_rows import OwnRows, flattened, is_flat, is_whole, step_field
 from rlwatch.importers.single_records import REASON, of_single
 from rlwatch.records import JSON
 
@@ -95,7 +95,9 @@ class FlatJsonLinesParser(JsonLinesParser):
         super().__init__(path)
         self._rows = OwnRows()
         self._names: tuple[str, ...] = ()
-        """Names of the newest row."""
+        """Names of the metrics of the newest row."""
+        self._usual: tuple[str, list[str]] | None = None
+        """Field of the step, and names of the fields, of the newest row, if it was read as it is."""
         self._rank: object = None
         self._at = -1
 
@@ -109,9 +111,23 @@ class FlatJsonLinesParser(JsonLinesParser):
         return step == before and rank != self._rank
 
     def _row(self, entry: dict[str, object], line: int) -> Iterator[ImportedRow]:
+        usual, self._usual = self._usual, None
+        if usual is not None and usual[1] == list(entry):
+            given = entry.pop(usual[0])
+            if is_whole(entry) and self._rows.goes_on(step := self._step(given, line)):
+                self._usual, self._at = usual, step
+                yield ImportedRow(step, dict(zip(self._names, entry.values(), strict=True)), line)  # type: ignore[arg-type]
+                return
+            entry[usual[0]] = given
+            entry = {name: entry[name] for name in usual[1]}
+        yield from self._unlike(entry, line)
+
+    def _unlike(self, entry: dict[str, object], line: int) -> Iterator[ImportedRow]:
+        """Yield the row in a JSON object, if it is one, whatever the row before it was like."""
         if SUMMARY in entry or HISTORY in entry:
             self.skips.add("the trainer's summary row at the end", line)
             return
+        fields = list(entry)
         field = step_field(entry, _FIELDS)
         if field is None:
             self.skips.add(f"a row without a step (looked for {', '.join(STEP_FIELDS)})", line)
@@ -127,7 +143,10 @@ class FlatJsonLinesParser(JsonLinesParser):
         if of_single(entry):
             self.skips.add(REASON, line)
             return
-        metrics = metrics_of(self._rows.read(step, entry, self.skips, line), self.skips, line)
+        read = self._rows.read(step, entry, self.skips, line)
+        if read is entry and _RANKS.isdisjoint(entry):
+            self._usual = field, fields
+        metrics = metrics_of(read, self.skips, line)
         names = tuple(metrics)
         if names != self._names:
             self._names = names

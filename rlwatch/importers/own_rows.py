@@ -126,9 +126,10 @@ def step_field(row: Mapping[str, object], fields: Sequence[str]) -> str | None:
     return next((lower[field] for field in fields if field in lower), None)
 
 
-def _whole(row: Mapping[str, object]) -> bool:
-    """Return True if every value is a finite float."""
-    return set(map(type, row.values())) == {float} and all(map(math.isfinite, row.values()))  # type: ignore[arg-type]
+def is_whole(row: Mapping[str, object]) -> bool:
+    """Return True if every value of a row is a float, and their sum is finite, so that each of them is."""
+    values = row.values()
+    return set(map(type, values)) == {float} and math.isfinite(sum(values))  # type: ignore[arg-type]
 
 
 class OwnRows:
@@ -157,7 +158,7 @@ class OwnRows:
             self._steady.clear()
             self._broken.clear()
         self._last = step
-        if not kind and not self._broken and row.keys() <= self._steady and _whole(row):
+        if not kind and not self._broken and row.keys() <= self._steady and is_whole(row):
             return row
         nulls = [name for name, value in row.items() if is_null(value)]
         meant = self._meant(row, nulls, trains=kind != EVAL) if nulls else set[str]()
@@ -172,6 +173,16 @@ class OwnRows:
             if kind != EVAL:
                 self._remember(name, value)
         return kept
+
+    def goes_on(self, step: int) -> bool:
+        """Take a row of finite floats under the names of the row before, which :meth:`read` returned unchanged.
+
+        Return False if it must be given to :meth:`read`, because the training starts again.
+        """
+        if step < self._last:
+            return False
+        self._last = step
+        return True
 
     def _meant(self, row: Mapping[str, object], nulls: list[str], *, trains: bool) -> set[str]:
         """Return the names in ``nulls`` whose null means NaN."""

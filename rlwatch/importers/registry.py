@@ -272,21 +272,25 @@ def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
 
 
 def verdicts(
-    head: bytes, path: Path, *, beginning: bool = True, naming: Naming = NONE
+    head: bytes, path: Path, *, beginning: bool = True, naming: Naming = NONE, best: bool = False
 ) -> list[tuple[Importer, FormatMatch]]:
     """Return the confidence of each importer that ``head``, a piece of the log at ``path``, has its format.
 
     A later piece of a log (``beginning`` False) is tried only by importers whose rows may come anywhere. The importer
     of custom loops takes longer than all others together, so it is tried only if no other importer is more confident.
-    ``naming`` are metrics that the user assigned to names.
+    ``naming`` are metrics that the user assigned to names. ``best``: leave out those that cannot be more confident than
+    one before them.
     """
     given: list[tuple[Importer, FormatMatch]] = []
+    highest = 0.0
     for importer in importers(naming):
         if not (beginning or importer.anywhere):
             continue
-        if isinstance(importer, LoopConsole) and any(verdict.confidence > importer.weight for _, verdict in given):
+        most = importer.weight if isinstance(importer, LineImporter) and importer in IMPORTERS else 1.0
+        if (highest > most and isinstance(importer, LoopConsole)) or (best and highest >= most):
             continue
         given.append((importer, _sniffed(importer, head, path)))
+        highest = max(highest, given[-1][1].confidence)
     return given
 
 
@@ -311,7 +315,7 @@ def recognise(
         if binary is not None:
             return binary, f"found {binary.expects}"
         refuse_binary(head, path)
-    given = verdicts(head, path, beginning=beginning, naming=naming)
+    given = verdicts(head, path, beginning=beginning, naming=naming, best=True)
     importer, best = max(given, key=lambda pair: pair[1].confidence)
     if best.confidence > (0 if last else HARDLY):
         return importer, best.reason

@@ -8,7 +8,6 @@ history is replayed first, reports what an uninterrupted one would have.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -44,6 +43,7 @@ from rlwatch.records import (
     Finding,
     JudgedRow,
     StepRecord,
+    all_finite,
 )
 
 logger = logging.getLogger("rlwatch")
@@ -384,12 +384,12 @@ class OpenStep:
     def __init__(self, record: StepRecord) -> None:
         self.step = record.step
         self.first_seq = record.seq
-        self._metrics = dict(record.metrics)
+        self._metrics = record.metrics
         self._last = record
 
     def merge(self, record: StepRecord) -> None:
         """Add the metrics of another row of this step; a later value of a metric replaces an earlier one."""
-        self._metrics.update(record.metrics)
+        self._metrics = {**self._metrics, **record.metrics}
         self._last = record
 
     def closed(self, reader: RowReader) -> ClosedStep:
@@ -410,12 +410,17 @@ def arrived(record: StepRecord, reader: RowReader) -> ClosedStep:
 
 def has_nonfinite(record: StepRecord) -> bool:
     """Return whether any value of the row is NaN or infinite."""
-    return not all(map(math.isfinite, record.metrics.values()))
+    return not all_finite(record.metrics.values())
 
 
 def is_forecast(record: StepRecord) -> bool:
     """Return whether the row contains only a forecast, as in the log of another tracker on a watched run."""
-    return bool(record.metrics) and all(name.startswith(FORECAST) for name in record.metrics)
+    return _only_forecasts(tuple(record.metrics))
+
+
+@lru_cache(maxsize=64)
+def _only_forecasts(names: tuple[str, ...]) -> bool:
+    return bool(names) and all(name.startswith(FORECAST) for name in names)
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from native_logs import trainer_state, verl_jsonl
 
 from rlwatch.errors import ImportFormatError
@@ -85,6 +87,36 @@ def test_a_bad_step_is_an_error_that_names_the_line(tmp_path, shape, step):
         read(tmp_path, shape.format(1) + "\n" + shape.format(step) + "\n")
 
     assert caught.value.line == 2
+
+
+ODD = (0.5, 0.25, math.nan, math.inf, None, 1, True, "0.5", "a text", {"mean": 0.5}, [0.5])
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from([1, 1, 1, 0, -2, 3]),
+            st.dictionaries(st.sampled_from(["entropy", "kl", "prompt", "rank"]), st.sampled_from(ODD), max_size=2),
+        ),
+        max_size=12,
+    )
+)
+def test_rows_with_the_names_of_the_row_before_are_read_as_any_others(tmp_path_factory, rows):
+    """Rows of finite numbers under the same names are read by a shorter way; names in turn in another order are not."""
+    step, lines = 5, []
+    for advance, odd in [(1, {}), *[(1, {})] * 4, *rows, (1, {})]:
+        step = max(step + advance, 0)
+        lines.append({"step": step, "loss": 0.1 + 0.01 * step, "grad_norm": 1.0} | odd)
+    turned = [dict(reversed(line.items())) if i % 2 else line for i, line in enumerate(lines)]
+    same, other = (
+        read(tmp_path_factory.mktemp("logs"), "".join(json.dumps(line) + "\n" for line in each))
+        for each in (lines, turned)
+    )
+
+    assert [repr((r.step, r.attempt, sorted(r.metrics.items()))) for r in same.records] == [
+        repr((r.step, r.attempt, sorted(r.metrics.items()))) for r in other.records
+    ]
+    assert {(skip.reason, skip.count) for skip in same.skipped} == {(skip.reason, skip.count) for skip in other.skipped}
 
 
 def test_the_summary_row_of_a_flat_log_is_not_a_step(tmp_path):
