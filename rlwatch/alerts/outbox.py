@@ -325,7 +325,9 @@ def _default_patience(notifiers: Mapping[str, Notifier]) -> Patience:
 # Delivery in the background, for a trainer, ``rlwatch watch`` or the dashboard.
 
 IDLE_SHARE = 0.01
-"""Largest share of its time that the thread spends reading an empty outbox."""
+"""Largest share of its time that the thread spends reading an empty outbox, but"""
+LONGEST_POLL_S = 30.0
+"""it reads again after so many seconds at the latest: a message may be due, and one slow read is no slow store."""
 
 
 class DeliveryThread:
@@ -414,7 +416,8 @@ class DeliveryThread:
             return self._poll_s
         self.report += report
         idle = report == DeliveryReport()
-        return max(self._poll_s, (self._clock.monotonic() - began) / IDLE_SHARE if idle else 0.0)
+        rest = min((self._clock.monotonic() - began) / IDLE_SHARE, LONGEST_POLL_S) if idle else 0.0
+        return max(self._poll_s, rest)
 
     def _note(self, error: BaseException) -> None:
         self.failures += 1

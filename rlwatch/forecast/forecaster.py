@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from rlwatch.error_boundary import Reported
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.features import (
     BROKEN,
@@ -110,6 +111,10 @@ class Forecaster:
         self._source: tuple[str | None, ...] = ()
         self._gate, self._open, self._log = gate, True, ""
         self._lines = StraightLines()
+        self._taken: deque[tuple[ClosedStep, Features | None]] = deque()
+        """Rows whose features are computed, but not their forecasts, because the model could not be read, and"""
+        self._unreturned: deque[tuple[ClosedStep, Forecast]] = deque()
+        """forecasts that the same call had made before."""
 
     @property
     def model(self) -> Model:
@@ -134,15 +139,22 @@ class Forecaster:
         return self.extend([step])[0]
 
     def extend(self, steps: Sequence[ClosedStep]) -> list[Forecast]:
-        """Add several closed steps and return the forecast at each; several times faster than one by one."""
+        """Add several closed steps and return the forecast at each; several times faster than one by one.
+
+        If the model's file cannot be read, its error is raised, and the same steps may be given again, at once or one
+        by one.
+        """
         found: list[Forecast] = []
-        while len(found) < len(steps):  # one by one until the baseline is complete
-            count = 1 if self._stream.history.baseline is None else len(steps) - len(found)
-            found += self._extend(steps[len(found) : len(found) + count])
+        while self._unreturned and len(found) < len(steps) and self._unreturned[0][0] is steps[len(found)]:
+            found.append(self._unreturned.popleft()[1])
+        with Reported(lambda _: self._unreturned.extend(zip(steps, found, strict=False))):
+            while len(found) < len(steps):  # one by one until the baseline is complete
+                count = 1 if self._stream.history.baseline is None else len(steps) - len(found)
+                found += self._extend(steps[len(found) : len(found) + count])
         return found
 
     def _extend(self, steps: Sequence[ClosedStep]) -> list[Forecast]:
-        features = self._stream.without_shapes([step.step for step in steps], [step.metrics for step in steps])
+        features = self._features_of(steps)
         known = [each for each in features if each is not None]
         if not known:
             return [Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}") for step in steps]
@@ -156,12 +168,24 @@ class Forecaster:
         whole = [i for i, each in enumerate(held) if not (each.absent or each.limits_only)]
         chances = dict[int, tuple[Floats, Chances]]()
         if whole:
+            with Reported(lambda _: self._taken.extendleft(reversed([*zip(steps, features, strict=True)]))):
+                model = self.model
             for i in whole:
                 known[i].shape()
             x = _stacked([known[i] for i in whole]).take(self._places, axis=1)
-            chances = dict(zip(whole, zip(x, self.model.chances_of(x), strict=True), strict=True))
+            chances = dict(zip(whole, zip(x, model.chances_of(x), strict=True), strict=True))
         lines = [] if self._open else StraightLines.of(_stacked(known))
         return [self._forecast(each, held[i], chances.get(i), lines[i : i + 1]) for i, each in enumerate(known)]
+
+    def _features_of(self, steps: Sequence[ClosedStep]) -> list[Features | None]:
+        """Return the features of the rows ``steps``; those that were taken before an error are not taken again."""
+        known: list[Features | None] = []
+        while self._taken and len(known) < len(steps) and self._taken[0][0] is steps[len(known)]:
+            known.append(self._taken.popleft()[1])
+        rest = steps[len(known) :]
+        if not rest:
+            return known
+        return known + self._stream.without_shapes([step.step for step in rest], [step.metrics for step in rest])
 
     def _held_to(self, features: Features) -> Terms:
         """Return the thresholds for the logged signals, known once the baseline is; again when more are logged."""

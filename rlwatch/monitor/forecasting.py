@@ -67,8 +67,8 @@ class Forecasting:
         self._blank_rows = 0
         self._held: Finding | None = None
         self._next: deque[tuple[ClosedStep, Forecast]] = deque()
-        self._missed: list[Event | tuple[ClosedStep, tuple[Finding, ...]]] = []
-        """What came while the forecaster could not be loaded, for it to take first."""
+        self._missed: deque[Event | tuple[ClosedStep, tuple[Finding, ...]]] = deque()
+        """What came while files or memory that the forecaster needs were not available, for it to take first."""
 
     @property
     def absent(self) -> str:
@@ -83,7 +83,7 @@ class Forecasting:
 
     def notice(self, event: Event) -> None:
         """Pass an event of the run on to the forecaster."""
-        if self._loads_later():
+        if self._missed or self._loads_later():
             self._missed.append(event)
         else:
             self._guarded(lambda forecaster: forecaster.notice(event))
@@ -105,26 +105,35 @@ class Forecasting:
         """Compute the forecast at a closed step; return the records to store.
 
         A reason for no forecast is stored only once. ``standing``: findings of open episodes: a failure that has
-        already happened is not forecast. While the forecaster cannot be loaded for lack of file descriptors or memory,
-        there is no record; the next step's are preceded by those of the steps without.
+        already happened is not forecast. While file descriptors or memory that the forecaster needs are lacking, there
+        is no record; the next step's are preceded by those of the steps without.
         """
-        if self._loads_later():
-            self._missed.append((step, tuple(standing)))
-            self.newest = None
-            return ()
-        missed, self._missed = self._missed, []
+        self._missed.append((step, tuple(standing)))
         records: list[ForecastRecord] = []
-        for one in missed:
-            if isinstance(one, Event):
-                self.notice(one)
-            else:
-                records += self._stepped(*one)
-        return (*records, *self._stepped(step, standing))
+        while self._missed:
+            one = self._missed[0]
+            made = self._noticed(one) if isinstance(one, Event) else self._stepped(*one)
+            if made is None:
+                self.newest = None
+                break
+            records += made
+            self._missed.popleft()
+        return tuple(records)
 
-    def _stepped(self, step: ClosedStep, standing: Sequence[Finding]) -> tuple[ForecastRecord, ...]:
+    def _noticed(self, event: Event) -> tuple[ForecastRecord, ...] | None:
+        if self._loads_later():
+            return None
+        self._guarded(lambda forecaster: forecaster.notice(event))
+        return ()
+
+    def _stepped(self, step: ClosedStep, standing: Sequence[Finding]) -> tuple[ForecastRecord, ...] | None:
+        """Return the records of one step; None if files or memory that the forecaster needs are not available now."""
         forecasts: list[Forecast] = []
         made = self._next.popleft()[1] if self._next and self._next[0][0] is step else None
-        self._guarded(lambda forecaster: forecasts.append(_sound(made or forecaster.update(step))))
+        if self._loads_later() or not self._guarded(
+            lambda forecaster: forecasts.append(_sound(made or forecaster.update(step)))
+        ):
+            return None
         self._failure = _failure(standing, self._failure)
         self.newest = _unless_over(forecasts[0], self._failure) if forecasts else None
         kept = self.newest or Forecast(step.step, absent=self._off)
@@ -196,17 +205,21 @@ class Forecasting:
     def _made(self) -> None:
         self._forecaster = self._make()
 
-    def _guarded(self, call: Callable[[Forecasts], None]) -> None:
-        """Call the forecaster; catch every error it raises, since its input may be anything."""
+    def _guarded(self, call: Callable[[Forecasts], None]) -> bool:
+        """Call the forecaster; catch every error it raises, since its input may be anything.
+
+        Returns False if the call is to be made again, because a file or memory was not available now.
+        """
         if self._off or self._forecaster is None:
-            return
+            return True
         error = raised_by(call, self._forecaster)
-        if error is not None:
-            self._loads += 1
-            if (
-                not passing(error) or self._loads > PASSING_TRIES
-            ):  # else: a file or memory was not available at this step
-                self._end(error)
+        if error is None:
+            return True
+        self._loads += 1
+        if passing(error) and self._loads <= PASSING_TRIES:
+            return False
+        self._end(error)
+        return True
 
     def _end(self, error: BaseException) -> None:
         self._off = f"no forecast because the forecaster failed: {described(error)}"

@@ -64,6 +64,22 @@ def test_it_looks_by_itself(store: MemoryStore):
     assert thread.stop()
 
 
+@pytest.mark.parametrize(("read_s", "rest_s"), [(0.0, 2.0), (0.05, 5.0), (3.0, 30.0)])
+def test_one_slow_read_of_an_empty_outbox_does_not_delay_a_message_for_minutes(
+    store: MemoryStore, read_s: float, rest_s: float
+):
+    """A busy disk makes a read slow; what is due to be tried again waits for the next one."""
+    clock, lease = ManualClock(), store.lease_messages
+
+    def slow(*args: object, **kwargs: object) -> list:
+        clock.advance(read_s)
+        return lease(*args, **kwargs)
+
+    store.lease_messages = slow
+
+    assert background(store, ScriptedNotifier(), clock=clock, poll_s=2.0).look() == pytest.approx(rest_s)
+
+
 def test_a_receiver_that_hangs_does_not_hold_up_the_end(store: MemoryStore):
     """The message stays in the outbox for the next process."""
     begun, release = threading.Event(), threading.Event()

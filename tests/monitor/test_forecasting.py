@@ -18,6 +18,7 @@ from rlwatch.forecast.forecaster import MODEL_VARIABLE, Forecaster
 from rlwatch.monitor import Monitor
 from rlwatch.monitor.step_judge import joined
 from rlwatch.records import ClosedStep, Severity, StepRecord
+from rlwatch.testing.detector_contract import whole_run
 
 
 def watching(make=Oracle, **kwargs):
@@ -273,6 +274,40 @@ def test_a_forecaster_loaded_late_forecasts_as_one_loaded_at_once(lacks):
     assert kept == feed(at_once, given).kept
     assert len(kept) == 5
     assert late.not_run() == at_once.not_run()
+
+
+class Unreadable(Forecaster):
+    """The shipped forecaster, whose model's file cannot be read the first ``fails`` times that a row needs it."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
+
+    @property
+    def model(self):
+        if self.fails:
+            self.fails -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return super().model
+
+
+@pytest.mark.parametrize("fails", [1, 2, 30])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_model_that_could_not_be_read_forecasts_as_one_that_could(at_once, fails):
+    """Its rows are taken once each: those of a batch, those before the first probability, those that waited."""
+    rows = [StepRecord(row.step, row.metrics, seq=i) for i, row in enumerate(whole_run(3, 120, 1), 1)]
+
+    def kept(fails):
+        monitor = Monitor(detectors=list, forecaster=lambda: Unreadable(fails))
+        of_rows = monitor.observing_all(rows) if at_once else map(monitor.observe, rows)
+        outcome = joined([*of_rows, monitor.close()])
+        assert monitor.forecast_failures == 0
+        return outcome.kept
+
+    late, wanted = kept(fails), kept(0)
+
+    assert late == wanted
+    assert sum("forecast/p50" in record.metrics for record in wanted) > 30
 
 
 def test_why_there_is_no_forecast_is_said_only_where_there_was_none():
