@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 from rlwatch.error_boundary import call_or, described
+from rlwatch.values import dataclass
 
 logger = logging.getLogger("rlwatch")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from rlwatch.records import JSON, ClosedStep, ForecastRecord
+from rlwatch.values import dataclass
 
 HORIZONS = (20, 50, 100)
 """Steps ahead for which a probability of failure is given."""

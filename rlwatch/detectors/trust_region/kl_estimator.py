@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
@@ -14,6 +13,7 @@ from rlwatch.detectors.context import MEDIAN_ERROR, RewardWatch
 from rlwatch.detectors.rise import Rise, RiseLimit, odds
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
+from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 CLAMP = 10.0
