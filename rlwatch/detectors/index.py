@@ -97,12 +97,13 @@ class LazyDetector:
     entry
         Its entry in the index, with ``waits``.
     common
-        Objects that the detectors of the run share, by type.
+        Objects that the detectors of the run share, and these detectors themselves, by type; it is added to them once
+        it is loaded.
     """
 
     _held: ClassVar[tuple[Finding, ...]] = ()
 
-    def __init__(self, entry: DetectorEntry, common: Mapping[type, Any]) -> None:
+    def __init__(self, entry: DetectorEntry, common: dict[type, Any]) -> None:
         self.entry = entry
         self.name, self.family, self.kinds, self.requires = entry.name, entry.family, entry.kinds, entry.requires
         self._common = common
@@ -124,6 +125,7 @@ class LazyDetector:
                 return None
             raise
         made.share(self._common)
+        self._common[type(made)] = made
         for row in self._missed:
             made.update(row)
         return cast("Detector", made)

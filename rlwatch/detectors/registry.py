@@ -55,15 +55,12 @@ def _detectors(*, lazily: bool) -> list[Detector]:
     from rlwatch.detectors.context import RunContext
 
     context = RunContext()
-    common = {type(part): part for part in (context, context.reward)}
-    ours: list[Detector] = []
-    for entry in entries():
-        if lazily and entry.waits:
-            ours.append(cast("Detector", LazyDetector(entry, common)))
-        else:
-            detector: Any = entry.load()()
-            detector.share(common)
-            ours.append(detector)
+    common: dict[type, Any] = {type(part): part for part in (context, context.reward)}
+    ours: list[Any] = [LazyDetector(entry, common) if lazily and entry.waits else entry.load()() for entry in entries()]
+    loaded = [detector for detector in ours if not isinstance(detector, LazyDetector)]
+    common |= {type(detector): detector for detector in loaded}
+    for detector in loaded:
+        detector.share(common)
     return [*ours, *(cast("Detector", GuardedDetector(detector)) for detector in of_plugins())]
 
 

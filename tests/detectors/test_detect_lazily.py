@@ -1,15 +1,18 @@
 """A detector is loaded with the first row that has one of its metrics, and then judges as if it had been there."""
 
 import errno
+import gc
 import json
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
+from types import FunctionType, ModuleType
 
 import pytest
 
 from rlwatch.detectors import __main__ as writer
-from rlwatch.detectors.base import DetectorSet, stretches
+from rlwatch.detectors.base import BaseDetector, DetectorSet, stretches
 from rlwatch.detectors.index import FILE, DetectorEntry, LazyDetector, entries, not_run
 from rlwatch.detectors.registry import default_detectors, detector_classes, lazy_detectors
 from rlwatch.records import ClosedStep
@@ -77,6 +80,25 @@ def test_late_ones_judge_as_those_from_the_start(run, ahead):
             assert late.update(row) == early.update(row)
     assert [one.name for one in late] == [one.name for one in early]
     assert sum(isinstance(one, LazyDetector) for one in late) < sum(one.waits for one in entries())
+
+
+@pytest.mark.parametrize("make", [default_detectors, lazy_detectors])
+def test_there_is_one_of_each_however_it_is_loaded(make):
+    """KL to the reference asks other detectors for signs of a collapse: those of the run, not further ones."""
+    panel = DetectorSet(make())
+    for row in rows_that_begin_late("broken"):
+        panel.update(row)
+
+    found, left = dict[int, object](), [panel]
+    while left:
+        one = left.pop()
+        if id(one) not in found and not isinstance(one, type | ModuleType | FunctionType):
+            found[id(one)] = one
+            left += gc.get_referents(one)
+    kinds = Counter(type(one) for one in found.values() if isinstance(one, BaseDetector))
+    running = {type(one) for one in panel}
+    assert {kind for kind, count in kinds.items() if count > 1} == set()
+    assert sum(kind in running for kind in kinds) > 20
 
 
 def test_what_was_not_run_is_the_same_loaded_or_not():

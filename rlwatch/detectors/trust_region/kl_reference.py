@@ -136,6 +136,8 @@ class Vetoes:
         causes = (kind for kind in kinds().values() if kind.collapse and not kind.symptom)
         makers = dict.fromkeys(detector_class(kind) for kind in causes)
         self._watch: tuple[Detector, ...] = tuple(make() for make in makers)
+        self._common: Mapping[type, Any] = {}
+        """Detectors of the run by type, to which one is added when it is loaded."""
         self._garbled = {name: Window(rows=ROWS, steps=ROWS) for name, _ in GARBLED}
         self._ago: dict[str, int] = {}
         self._reading: tuple[dict[str, tuple[str, ...]], frozenset[str]] | None = None
@@ -174,8 +176,10 @@ class Vetoes:
     def _awake(self, step: ClosedStep) -> list[Detector]:
         """Return the detectors that may have a finding at this row."""
         if step.numbers is not step.metrics:
+            self._use_common()
             return list(self._watch)
         if self._reading is None or self._reading[0] is not step.beginning:
+            self._use_common()
             self._reading = step.beginning, frozenset(detector.name for detector in reading(self._watch, step))
         there = self._reading[1]
         return [
@@ -183,8 +187,14 @@ class Vetoes:
         ]
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """Use the run's own detectors in ``common`` instead of separate ones of their type."""
-        self._watch = tuple(common.get(type(detector), detector) for detector in self._watch)
+        """Use the run's own detectors in ``common`` instead of separate ones of their type, also those that are added
+        to it before a row that concerns them.
+        """
+        self._common = common
+        self._use_common()
+
+    def _use_common(self) -> None:
+        self._watch = tuple(self._common.get(type(detector), detector) for detector in self._watch)
 
     def why(self, context: RunContext) -> tuple[str, ...]:
         """Return the signs of collapse in the last rows, in words; empty if a reset of the reference would do no harm.
