@@ -143,6 +143,10 @@ SILENCE_S = 60.0
 SILENCED = "kept back: "
 """Beginning of the last error of a message that is, or was, silenced."""
 
+EARLIER_S = 60.0
+"""Most seconds before a message that waits for an earlier one is checked again: a clock that goes back changes when the
+earlier one is due.
+"""
 UNKNOWN_CHANNEL_S = 60.0
 """Seconds before a message of a channel that this process lacks is checked again."""
 
@@ -282,7 +286,8 @@ class Deliverer:
         earlier = [other.next_attempt_at for other in others if precedes(other, message)]
         if earlier:
             reason = "waits for an earlier message about the same alert"
-            return replace(message, next_attempt_at=max(now + 1.0, *earlier), last_error=reason)
+            again = min(max(now + 1.0, *earlier), now + EARLIER_S)
+            return replace(message, next_attempt_at=again, last_error=reason)
         return None
 
     def _try(self, message: OutboxMessage) -> Delivery:

@@ -438,6 +438,19 @@ class AlertContract(StoreHooks):
         assert kept["dead"] == (OutboxStatus.PENDING, 1, "why")
         assert kept["sent"][0] is OutboxStatus.SENT
 
+    def test_a_clock_that_goes_back_delays_no_message(self, store: Store) -> None:
+        """Check that a message to be tried again is due at once after the clock went back, also if it is put back."""
+        fill(store)
+        store.put_alerts([], [message()])
+        [leased] = store.lease_messages(10_000.0, lease_s=60.0)
+        store.settle_message(replace(leased, attempts=1, next_attempt_at=10_008.0, last_error="HTTP 500"))
+
+        [again] = store.lease_messages(100.0, lease_s=60.0)
+        assert again.next_attempt_at <= 100.0
+        store.settle_message(again)
+
+        assert [each.message_id for each in store.lease_messages(100.5, lease_s=60.0)] == [again.message_id]
+
     def test_a_deliverer_that_lost_its_lease_can_only_report_success(self, store: Store) -> None:
         """Check that a process whose lease went to another can report only success, so that its failure does no
         harm.

@@ -241,7 +241,8 @@ class Alerts(People):
                 rows = db.execute(
                     f"""WITH taken AS MATERIALIZED (SELECT id AS number FROM outbox WHERE run_id = %(run)s AND {due}
                         ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-                        UPDATE outbox SET lease_until = %(until)s, leased_by = %(by)s, touched_at = %(now)s FROM taken
+                        UPDATE outbox SET lease_until = %(until)s, leased_by = %(by)s, touched_at = %(now)s,
+                        next_attempt_at = least(next_attempt_at, %(now)s) FROM taken
                         WHERE run_id = %(run)s AND id = number RETURNING id, {_MESSAGE}""",
                     asked | {"run": run_id},
                 ).fetchall()

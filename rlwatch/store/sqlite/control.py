@@ -328,7 +328,8 @@ def lease_messages(
     """Lease due messages that are not leased, oldest first, until ``until`` (Unix seconds); return at most ``limit``.
 
     ``channels``: only messages to these channels; None for all. The write lock is held throughout, so that each message
-    goes to one caller. A lease ends early if its process is gone, or if the message's last change lies in the future.
+    goes to one caller. A lease ends early if its process is gone, or if the message's last change lies in the future:
+    the clock went back, and its next try, an hour away perhaps, is due now.
     """
     held = db.execute("SELECT DISTINCT leased_by FROM outbox WHERE status = 'pending' AND lease_until > ?", (now,))
     gone = [by for (by,) in held.fetchall() if layout.is_gone(by)]
@@ -339,7 +340,8 @@ def lease_messages(
         due = db.execute(f"SELECT id, channel {due_now} ORDER BY id", when).fetchall()
         taken = [number for number, channel in due if channels is None or channel in channels][:limit]
         db.executemany(
-            "UPDATE outbox SET lease_until = ?, leased_by = ?, touched_at = ? WHERE id = ?",
+            "UPDATE outbox SET lease_until = ?1, leased_by = ?2, touched_at = ?3, "
+            "next_attempt_at = min(next_attempt_at, ?3) WHERE id = ?4",
             [(until, layout.this_process(), now, number) for number in taken],
         )
         return [read_table(db, MESSAGE, "WHERE id = ?", (number,), run_id=run_id)[0] for number in taken]
