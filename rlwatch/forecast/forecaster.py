@@ -320,7 +320,7 @@ def _of(close: LimitProgress, read: SignalNames) -> tuple[str, float | None, tup
 
 def cadence(steps: Ints | Floats) -> float:
     """Return the median number of steps between consecutive rows; 1 for a single row."""
-    return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+    return float(median(np.diff(steps).tolist())) if len(steps) > 1 else 1.0
 
 
 def rows_judged(steps: Ints | Floats) -> int:

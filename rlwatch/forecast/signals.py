@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rlwatch.stats import median
 from rlwatch.values import dataclass
 
 
@@ -233,7 +234,7 @@ class SignalHistory:
         """
         rewards = self.warm_changes()[:, _SPREAD].ravel() if self._baseline is not None else np.empty(0)
         jumps = np.abs(np.diff(rewards[np.isfinite(rewards)]))
-        return float(1.4826 * np.median(jumps) / math.sqrt(2.0)) if len(jumps) else math.nan
+        return 1.4826 * median(jumps.tolist()) / math.sqrt(2.0) if len(jumps) else math.nan
 
     def _read(self, metrics: Mapping[str, float], row: Floats) -> bool:
         """Put the values of a row into ``row``; whether a signal that had been a number no longer is."""
@@ -268,10 +269,11 @@ class SignalHistory:
         warm = np.array(self._warm)
         seen = np.isfinite(warm).sum(0) >= min(LEAST_WARM, 3)
         self._baseline = np.full(len(SIGNALS), math.nan)
-        self._baseline[seen] = np.nanmedian(warm[:, seen], axis=0)
+        # np.median and np.nanmedian would load numpy.ma, which takes longer than all else here.
+        self._baseline[seen] = [median(column[np.isfinite(column)].tolist()) for column in warm[:, seen].T]
         self._edge = np.maximum(0.05 * np.abs(self._baseline), _FLOOR)
         self._start_ratio = np.maximum(self._baseline + self._edge, 1e-12)
-        logged_spread = float(np.median(self._spread)) if self._spread else 0.0
+        logged_spread = median(self._spread) if self._spread else 0.0
         self._unit = np.where(_SPREAD, max(logged_spread, self._own_spread(warm), 1e-6), _UNIT)
         self.changes = self.change(self.changes)
 

@@ -133,6 +133,8 @@ def _text(value: object) -> str:
 
 EVERY_S = 15.0
 """Seconds between two samples."""
+BEGINS = 1 / 3
+"""Share of the time to the first sample after which drivers are loaded: a run that ends before needs none."""
 VARIABLE = "RLWATCH_SYSTEM"
 """Environment variable; ``0`` or ``off`` turns the measurement off, unless the code sets it."""
 NO_PSUTIL = "the machine is not measured: psutil is not installed (pip install 'rlwatch-monitor[system]')"
@@ -305,8 +307,12 @@ class MachineThread:
         return {name: sum(values) / len(values) for name, values in read.items()}
 
     def _work(self) -> None:
+        if self._stop.wait(BEGINS * self._every_s):
+            return
         read: Read | None = sheltered(self._make, _failed)
-        while read is not None and not self._stop.wait(self._every_s):
+        wait_s = (1.0 - BEGINS) * self._every_s
+        while read is not None and not self._stop.wait(wait_s):
+            wait_s = self._every_s
             found = sheltered(read, lambda _: {})
             if found and len(self._looks) < MOST_LOOKS:
                 self._looks.append(found)
