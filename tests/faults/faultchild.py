@@ -19,6 +19,7 @@ import random
 import resource
 import signal
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -216,6 +217,16 @@ class Harm:
 
     def clock_end(self, _: float) -> None:
         time.time = self._now
+
+    def suspend(self, seconds: float) -> None:
+        """SIGSTOP from outside, as of a scheduler that preempts or a debugger; SIGCONT ``seconds`` later."""
+        pid = os.getpid()
+        subprocess.Popen(["sh", "-c", f"kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}"])
+
+    def truncate(self, _: float) -> None:
+        """Another program empties the journal's files under the open run."""
+        for path in self._store.glob("*/run.journal-*"):
+            os.truncate(path, 0)
 
     def fork(self, count: float) -> None:
         """Workers as a DataLoader has them: some log, some finish, all outlive the parent for a moment."""

@@ -527,6 +527,64 @@ def frozen(lab: Lab, rng: random.Random, tally: Tally, *, on_s: float, off_s: fl
         _not_slowed(tally, on_s)
 
 
+def suspended(lab: Lab, rng: random.Random, tally: Tally) -> None:
+    """Stopped for seconds, twice, once in the collapse; the clock of the machine goes on."""
+    do = {"80": [["suspend", rng.uniform(2.0, 8.0)]], "120": [["suspend", rng.uniform(2.0, 8.0)]]}
+    with lab.place() as place:
+        disturbed(lab, tally, place, place / "store", do=do, heard=False)
+
+
+def truncated(lab: Lab, rng: random.Random, tally: Tally) -> None:
+    """Another process empties the journal; the run goes on, and loses nothing."""
+    do = {str(step): [["truncate", 0]] for step in (80, 100, rng.randrange(101, 159))}
+    with lab.place() as place:
+        disturbed(lab, tally, place, place / "store", do=do)
+
+
+def truncated_and_killed(lab: Lab, rng: random.Random, tally: Tally) -> None:
+    """The same, and a kill later: what was logged a second after the journal was emptied is there."""
+    with lab.place() as place:
+        store = place / "store"
+        options: dict[str, Any] = {"rate": 100, "rows": 2000, "end": "linger", "do": {"80": [["truncate", 0]]}}
+        with Child(place, store=str(store), **options) as child:
+            child.wait_rows(180)
+            time.sleep(rng.uniform(0.0, 1.0))
+            child.kill()
+            tally.raised += child.acks.raised
+            look(place, store, rng.choice(["read", "show", "next"]))
+            mine = [record for record in stored(store) if record.attempt == 1]
+            account(tally, mine, [child.life])
+
+
+def pressed(lab: Lab, rng: random.Random, tally: Tally) -> None:
+    """The page cache is written back and dropped over and over, while another program fills it."""
+    if os.getuid() != 0:
+        raise NotPermittedError("dropping the page cache needs root")
+    over = threading.Event()
+
+    def press(file: Path) -> None:
+        while not over.is_set():
+            with file.open("wb") as filler:
+                for _ in range(32):
+                    filler.write(os.urandom(1 << 20))
+                os.fsync(filler.fileno())
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+
+    with lab.place() as place:
+        presses = threading.Thread(target=press, args=(place / "filler",))
+
+        def end() -> None:
+            over.set()
+            if presses.is_alive():
+                presses.join()
+
+        try:
+            disturbed(lab, tally, place, place / "store", begin=presses.start, end=end)
+        finally:
+            end()
+        _not_slowed(tally)
+
+
 def no_descriptors(lab: Lab, rng: random.Random, tally: Tally) -> None:
     do = {"80": [["no_descriptors", 0]], "160": [["descriptors", 0]]}
     with lab.place() as place:
@@ -832,6 +890,17 @@ GROUPS: dict[str, list[Fault]] = {
             0,
             3,
         ),
+        Fault(
+            "pressed",
+            "the page cache is written back, dropped and filled by another program, over and over",
+            pressed,
+            0,
+            4,
+        ),
+        Fault("truncated", "another program empties the journal three times", truncated, 1, 6),
+        Fault(
+            "truncated-kill", "the journal is emptied, and the run killed a second later", truncated_and_killed, 0, 8
+        ),
         Fault("descriptors", "no file descriptor is left for 80 steps", no_descriptors, 0, 6),
         Fault("memory", "no memory is left for 80 steps (RLIMIT_AS)", no_memory, 1, 6, may_lose=True),
     ],
@@ -869,6 +938,7 @@ GROUPS: dict[str, list[Fault]] = {
             4,
         ),
         Fault("clock-on", "the clock goes on an hour", partial(clock_jumps, by_s=3600.0), 0, 4),
+        Fault("suspended", "stopped for 2 to 8 s, twice (SIGSTOP)", suspended, 0, 6),
         Fault("two-writers", "a second process writes the same run", two_writers, 1, 8),
         Fault("fork", "four forked workers log and finish, the parent is killed", forked, 1, 8),
     ],
@@ -948,7 +1018,7 @@ def bound_words(fault: Fault, tally: Tally) -> str:
         words.append(f"{tally.late} late")
     if tally.ended_s:
         words.append(f"ended within {tally.ended_s:.1f} s")
-    if fault.name.startswith(("held", "frozen", "slow", "receiver")):
+    if fault.name.startswith(("held", "frozen", "slow", "pressed", "receiver")):
         words.append(f"`run.log` {tally.slowest_s * 1e3:.0f} ms at most")
     return "; ".join(words) or "none"
 
