@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from rlwatch.patterns import lazy_pattern
+
 SPEED, MACHINES = "speed", "machine load"
 PART = "part of the reward"
 SETTING, AUXILIARY_LOSS = "setting", "auxiliary loss"
@@ -86,8 +88,8 @@ _REASONS: tuple[tuple[str, str], ...] = (
         "covered by another metric",
     ),
 )
-_PATTERNS = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS)
-_IMPORTANT = re.compile(
+_PATTERNS = tuple((lazy_pattern(pattern), reason) for pattern, reason in _REASONS)
+_IMPORTANT = lazy_pattern(
     r"reward|score|entropy|kl|grad|loss|ratio|clip|len|adv|value|stale|accura|logp|prob", re.IGNORECASE
 )
 LONGEST = 500

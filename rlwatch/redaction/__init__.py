@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 from rlwatch.error_boundary import call_or
 from rlwatch.errors import ConfigError
+from rlwatch.patterns import lazy_pattern
 from rlwatch.records import JSON
 from rlwatch.redaction.names import (
     HIDDEN,
@@ -109,21 +110,25 @@ _BEGINNINGS = (
     r"AGE-SECRET-KEY-1[A-Z0-9]{40,}",
     r"tskey-[a-z]+-[\w-]{16,}",  # Tailscale
 )
-_KNOWN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_BEGINNINGS)})")
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)", re.DOTALL)
-_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30})://([^\s/?#'\"<>]+)@(?=[^\s@])")
-_USER_WITH_SLASH = re.compile(r"(?<=://)[^\s/:@'\"]{0,200}:(?!\d+/)[^\s@'\"]{1,200}@(?=[\w.\-\[])")
-_QUERY = re.compile(r"(?<=[?&;])([\w.%-]{1,80})=([^&\s#'\"<>]+)")
-_ADDRESS = re.compile(r"https?://[^\s'\"<>]+")
-_HOOK = re.compile(r"(?:^|[^A-Za-z0-9])(?:web)?hooks?(?![A-Za-z0-9])|//api\.telegram\.org/", re.IGNORECASE)
-_HEADER = re.compile(
+_KNOWN = lazy_pattern(rf"(?<![A-Za-z0-9])(?:{'|'.join(_BEGINNINGS)})")
+_PRIVATE_KEY = lazy_pattern(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)", re.DOTALL
+)
+_USER = lazy_pattern(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30})://([^\s/?#'\"<>]+)@(?=[^\s@])")
+_USER_WITH_SLASH = lazy_pattern(r"(?<=://)[^\s/:@'\"]{0,200}:(?!\d+/)[^\s@'\"]{1,200}@(?=[\w.\-\[])")
+_QUERY = lazy_pattern(r"(?<=[?&;])([\w.%-]{1,80})=([^&\s#'\"<>]+)")
+_ADDRESS = lazy_pattern(r"https?://[^\s'\"<>]+")
+_HOOK = lazy_pattern(r"(?:^|[^A-Za-z0-9])(?:web)?hooks?(?![A-Za-z0-9])|//api\.telegram\.org/", re.IGNORECASE)
+_HEADER = lazy_pattern(
     r"\b((?:proxy-)?authorization|(?:set-)?cookie)(['\"]?\s*[:=]\s*)(?:['\"][^'\"\n]*['\"]?|[^'\"\n]+)", re.IGNORECASE
 )
-_SCHEME = re.compile(r"\b(Bearer)\s+(?=\S*[\d._~+/=-])[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-_ASSIGNMENT = re.compile(r"(?<![\w.\-])(-{0,2})([A-Za-z_][\w.\-]{0,80})(['\"]?\s*(?:=>|[=:])\s*|\s+(?!-))(?=\S)")
-_ELEMENT = re.compile(r"<([A-Za-z][\w.-]{0,60})>([^<>]+)<(?=/)")
-_VALUE = re.compile(r"\[redacted\]|\{[^{}\s'\"][^{}\n'\"]*\}|'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|[^\s,;&'\")\]}]+")
-_WORTH_A_LOOK = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
+_SCHEME = lazy_pattern(r"\b(Bearer)\s+(?=\S*[\d._~+/=-])[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_ASSIGNMENT = lazy_pattern(r"(?<![\w.\-])(-{0,2})([A-Za-z_][\w.\-]{0,80})(['\"]?\s*(?:=>|[=:])\s*|\s+(?!-))(?=\S)")
+_ELEMENT = lazy_pattern(r"<([A-Za-z][\w.-]{0,60})>([^<>]+)<(?=/)")
+_VALUE = lazy_pattern(
+    r"\[redacted\]|\{[^{}\s'\"][^{}\n'\"]*\}|'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|[^\s,;&'\")\]}]+"
+)
+_WORTH_A_LOOK = lazy_pattern(r"[A-Za-z0-9+/_=-]{20,}")
 _COMMON_PAIRS = _set_of(
     "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi "
     "ri ro ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho pe ec pr no ct us ac ot il tr ly nc "
@@ -225,7 +230,7 @@ def _without_assigned(text: str) -> str:
     return "".join([*parts, text[at:]])
 
 
-_PATTERN = re.compile(r"[(\[^.\\][^'\"]*[\\*+?|\]^].*|[\[(^\\].*")
+_PATTERN = lazy_pattern(r"[(\[^.\\][^'\"]*[\\*+?|\]^].*|[\[(^\\].*")
 """Texts that are regular expressions."""
 
 
@@ -250,7 +255,7 @@ def _is_a_label(name: str) -> bool:
     return words_of(name)[-1] in _LABELS
 
 
-_MOMENT = re.compile(
+_MOMENT = lazy_pattern(
     r"(?:20\d{2}[-_]?[01]\d[-_]?[0-3]\d|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[0-3]\d)"
     r"(?:[T_-]?[0-2]\d[-_h:]?[0-5]\d(?:[-_m:]?[0-5]\ds?)?Z?)?"
 )

@@ -14,6 +14,8 @@ from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
 
+from rlwatch.patterns import lazy_pattern
+
 HIDDEN = "[redacted]"
 
 
@@ -29,7 +31,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORD = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = _words(
     "password passwords passwd passwds pswd psswd passwrd pword passphrase passphrases passcode passcodes passkey "
     "secret secrets scrt credential credentials cred creds apikey apikeys authorization bearer cookie cookies jwt "
@@ -37,7 +39,7 @@ _ALWAYS = _words(
     "mnemonic htpasswd pgpass passwort kennwort motdepasse mdp senha contrasena wachtwoord haslo lozinka"
 )
 """Words that mark a secret anywhere in a name, unless its last word is one of ``_ABOUT``."""
-_GLUED = re.compile(
+_GLUED = lazy_pattern(
     r".*(?:password|passwd|passphrase|apikey|apitoken|authtoken|accesstoken|accesskey|secretkey|privatekey|sessid|sessionid|"
     r"clientsecret|csrftoken)s?"
     r"|(?:db|user|root|admin|smtp|imap|mysql|redis|pg|sql|mongo|ftp|proxy|mail|ldap|ssh|sudo|svc|mqtt|http|rds|wifi|"
@@ -45,7 +47,7 @@ _GLUED = re.compile(
     r"|(?:npm|hf|hub|bot|api|auth|access|refresh|id|github|gitlab|slack)token"
 )
 """Names in which two words are written as one (``pgpassword``)."""
-_ELSEWHERE = re.compile("密码|密碼|口令|密钥|密鑰|秘钥|パスワード|비밀번호|пароль", re.IGNORECASE)
+_ELSEWHERE = lazy_pattern("密码|密碼|口令|密钥|密鑰|秘钥|パスワード|비밀번호|пароль", re.IGNORECASE)
 _KEYS = _words(
     "api access secret private auth ssh signing sign encryption encrypt decryption decrypt cipher crypto aes des rsa "
     "ecdsa fernet tls ssl hmac master shared service account storage subscription app consumer deploy license "
@@ -210,20 +212,20 @@ def _last(words: list[str]) -> Suspicion:
 # --- what the value adds ---------------------------------------------------------------------------------------------
 
 _NOTHING = _words("none null nil true false auto yes no on off enabled disabled default unset n/a")
-_SPECIAL = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_0-9]{1,30}\]|</?\w+>")
-_REFERENCE = re.compile(
+_SPECIAL = lazy_pattern(r"<[^<>\s]{1,60}>|\[[A-Z_0-9]{1,30}\]|</?\w+>")
+_REFERENCE = lazy_pattern(
     r"env:\S*|\$\{?[A-Z_][A-Z0-9_]*\}?|\$\{.*|\{\{.*|%[A-Z_]+%|!(?:vault|secret|env|ref|sub)\b.*|\*+|x{3,}|\.{3}"
     r"|<[a-z _-]+>"
 )
 """References to a secret, and placeholders for one."""
-_PATH = re.compile(
+_PATH = lazy_pattern(
     r"(?:~/|\.{1,2}/|/(?:etc|home|root|var|opt|mnt|tmp|usr|run|data|work\w*|secrets|srv|Users|nfs)\b)[^\s]*"
 )
-_A_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?%?")
-_PART = re.compile(r"[A-Za-z0-9]+")
-_ONE_WORD = re.compile(r"[a-z]{2,16}(?:_[a-z]{1,16}){0,2}")
-_HASH = re.compile(r"(?:[0-9a-f]{32,128}|[0-9A-F]{32,128}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
-_PASSWORDS = re.compile(r"pass|pw|pin|code|otp", re.IGNORECASE)
+_A_NUMBER = lazy_pattern(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?%?")
+_PART = lazy_pattern(r"[A-Za-z0-9]+")
+_ONE_WORD = lazy_pattern(r"[a-z]{2,16}(?:_[a-z]{1,16}){0,2}")
+_HASH = lazy_pattern(r"(?:[0-9a-f]{32,128}|[0-9A-F]{32,128}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+_PASSWORDS = lazy_pattern(r"pass|pw|pin|code|otp", re.IGNORECASE)
 
 
 _USED_IN_PROSE = ("token", "tokens", "key", "keys", "auth")
@@ -278,16 +280,16 @@ def hides_number(name: str, how: Suspicion) -> bool:
     return how is Suspicion.SURE and bool(_PASSWORDS.search(name))
 
 
-_NO_TOKEN_OF_TEXT = re.compile(r"(?!<|\[)(?:(?=\S*\d)(?=\S*[A-Za-z])[^\s{}]{6,}|[!-~]{9,})")
+_NO_TOKEN_OF_TEXT = lazy_pattern(r"(?!<|\[)(?:(?=\S*\d)(?=\S*[A-Za-z])[^\s{}]{6,}|[!-~]{9,})")
 """Texts that are no token of a vocabulary: longer, or with digits."""
-_NAMED = re.compile(r"[A-Za-z]+(?:[_\-./@ ,]+[A-Za-z0-9]+)*")
-_HEX_KEY = re.compile(r"[0-9a-f]{16,}|[0-9A-F]{16,}")
-_SPOKEN = re.compile(r"(?:[A-Z]?[a-z]{2,}+|[A-Z]{2,4}+(?![a-z]))++\d{0,4}|[vV]?\d{1,4}[a-zA-Z]?")
+_NAMED = lazy_pattern(r"[A-Za-z]+(?:[_\-./@ ,]+[A-Za-z0-9]+)*")
+_HEX_KEY = lazy_pattern(r"[0-9a-f]{16,}|[0-9A-F]{16,}")
+_SPOKEN = lazy_pattern(r"(?:[A-Z]?[a-z]{2,}+|[A-Z]{2,4}+(?![a-z]))++\d{0,4}|[vV]?\d{1,4}[a-zA-Z]?")
 """One part of a name, words written together: ``LiveCodeBench``, ``v5``."""
 _SYMBOLS = frozenset("!&#%?~=+")
-_GROUPED = re.compile(r"(?:[A-Za-z0-9]{4,8}-){2,}[A-Za-z0-9]{4,8}|(?:[A-Za-z0-9]{3}-){3,}[A-Za-z0-9]{3}")
+_GROUPED = lazy_pattern(r"(?:[A-Za-z0-9]{4,8}-){2,}[A-Za-z0-9]{4,8}|(?:[A-Za-z0-9]{3}-){3,}[A-Za-z0-9]{3}")
 """Groups of equal length, as in keys that are copied by hand."""
-_PUNCTUATED = re.compile(r"(?=[^$%]*[A-Za-z])(?=\S*\d)[\w$.@-]*(?:[!#&]|(?<=\w)\$)[\w!#&$%@.^*-]*")
+_PUNCTUATED = lazy_pattern(r"(?=[^$%]*[A-Za-z])(?=\S*\d)[\w$.@-]*(?:[!#&]|(?<=\w)\$)[\w!#&$%@.^*-]*")
 """Words with a digit and a mark that no name has."""
 _LONGEST = 200
 _CHANGES = 0.42
@@ -334,28 +336,30 @@ def kind_of(letter: str) -> str:
 # Passwords in texts that do not name them: ``ann:pw@host``, ``mysql -ppw``, netrc, SQL.
 
 
-_BEFORE_AT = re.compile(
+_BEFORE_AT = lazy_pattern(
     r"(?<![\w/@:.%+-])([\w.+-]{1,64}):([^\s/'\"<>,]{1,200})@(?=((?:tcp|udp|unix|cloudsql)\(|[A-Za-z\d][\w-]{0,62})(\.\w|:\d)?)"
 )
 """A login without a scheme before it, as Go and clients of databases write it."""
 _NO_HOST = frozenset({"sha1", "sha256", "sha512", "md5"})
-_PLAIN = re.compile(r"[a-z]+|[\d.,vex+%-]+[a-z%]{0,3}|v?\d[\w.]*")
-_ORACLE = re.compile(r"((?:jdbc:oracle:\w{1,10}:|\bsqlplus\s+(?:-\S{1,20}\s+){0,3})[\w$#]{1,64}/)([^\s@]{1,200})(?=@)")
-_NETRC = re.compile(r"(\blogin\s+\S{1,100}\s+(?:password|passwd|account)\s+)(\S+)")
-_SETTING = re.compile(r"(\b(?:requirepass|masterauth)\s+)(\S+)")
-_SQL = re.compile(r"(\b(?:IDENTIFIED\s+BY|PASSWORD)\s+)('[^'\n]*'|\"[^\"\n]*\")", re.IGNORECASE)
-_PASSWORD_IN_PROSE = re.compile(
+_PLAIN = lazy_pattern(r"[a-z]+|[\d.,vex+%-]+[a-z%]{0,3}|v?\d[\w.]*")
+_ORACLE = lazy_pattern(
+    r"((?:jdbc:oracle:\w{1,10}:|\bsqlplus\s+(?:-\S{1,20}\s+){0,3})[\w$#]{1,64}/)([^\s@]{1,200})(?=@)"
+)
+_NETRC = lazy_pattern(r"(\blogin\s+\S{1,100}\s+(?:password|passwd|account)\s+)(\S+)")
+_SETTING = lazy_pattern(r"(\b(?:requirepass|masterauth)\s+)(\S+)")
+_SQL = lazy_pattern(r"(\b(?:IDENTIFIED\s+BY|PASSWORD)\s+)('[^'\n]*'|\"[^\"\n]*\")", re.IGNORECASE)
+_PASSWORD_IN_PROSE = lazy_pattern(
     r"(\b(?:password|passwd|passphrase|passcode|pwd|pw)\b(?:\s+is|\s+was|:)?\s+['\"]?)(?=[^\s'\"]*\d)(?=[^\s'\"]*[A-Za-z])"
     r"([^\s'\"=/:;,]{5,})",
     re.IGNORECASE,
 )
-_TOKEN_IN_PROSE = re.compile(
+_TOKEN_IN_PROSE = lazy_pattern(
     r"(\b(?:token|key|secret)\s+['\"]?)(?=[^\s'\"]*\d)(?=[^\s'\"]*[a-z])(?=[^\s'\"]*[A-Z])([\w~+.-]{8,})(?![\w/])"
 )
-_SET = re.compile(r"(\b(?:setx?|setenv)\s+)([A-Z_][A-Z0-9_]{0,60})(\s+)(\S+)")
-_BASIC = re.compile(r"(\bBasic\s+)([A-Za-z0-9+/]{8,}={0,2})(?![\w+/=])")
-_CRYPT = re.compile(r"\$(?:apr1|1|2[abxy]|5|6|y|argon2\w{0,2}|scrypt|pbkdf2[\w-]{0,12})\$[^\s:'\",;]{8,}")
-_CURL = re.compile(r"(?<!\S)((?:-u|--user)[ =])[^\s:]+:\S+")
+_SET = lazy_pattern(r"(\b(?:setx?|setenv)\s+)([A-Z_][A-Z0-9_]{0,60})(\s+)(\S+)")
+_BASIC = lazy_pattern(r"(\bBasic\s+)([A-Za-z0-9+/]{8,}={0,2})(?![\w+/=])")
+_CRYPT = lazy_pattern(r"\$(?:apr1|1|2[abxy]|5|6|y|argon2\w{0,2}|scrypt|pbkdf2[\w-]{0,12})\$[^\s:'\",;]{8,}")
+_CURL = lazy_pattern(r"(?<!\S)((?:-u|--user)[ =])[^\s:]+:\S+")
 
 _PROGRAMS: tuple[tuple[str, str, bool], ...] = (
     (r"sshpass", "p", True),
@@ -378,32 +382,32 @@ _PROGRAMS: tuple[tuple[str, str, bool], ...] = (
 
 def _option(program: str, option: str, *, blank: bool) -> re.Pattern[str]:
     between = r"(?:=|[^\S\n]+)?" if blank else ""
-    return re.compile(rf"((?<![\w.-])(?:{program})\b(?:[^|;&\n]{{0,200}}?\s)-{option}{between})([^\s|;&]+)")
+    return lazy_pattern(rf"((?<![\w.-])(?:{program})\b(?:[^|;&\n]{{0,200}}?\s)-{option}{between})([^\s|;&]+)")
 
 
 _OPTIONS = tuple(_option(program, option, blank=blank) for program, option, blank in _PROGRAMS)
-_HTPASSWD = re.compile(r"((?<![\w.-])htpasswd\s+-\w*b\w*\s+\S{1,200}\s+\S{1,100}\s+)(\S+)")
-_LFTP = re.compile(r"((?<![\w.-])lftp\b[^|;&\n]{0,200}?\s-u\s*[^\s,]{1,64},)(\S+)")
-_PASS = re.compile(r"(\s-pass(?:in|out)?[ =]pass:)(\S+)")
-_SMB = re.compile(
+_HTPASSWD = lazy_pattern(r"((?<![\w.-])htpasswd\s+-\w*b\w*\s+\S{1,200}\s+\S{1,100}\s+)(\S+)")
+_LFTP = lazy_pattern(r"((?<![\w.-])lftp\b[^|;&\n]{0,200}?\s-u\s*[^\s,]{1,64},)(\S+)")
+_PASS = lazy_pattern(r"(\s-pass(?:in|out)?[ =]pass:)(\S+)")
+_SMB = lazy_pattern(
     r"((?<![\w.-])(?:smbclient|rpcclient|net\s+rpc)\b[^|;&\n]{0,200}?\s(?:-U|--user=?)\s*[^\s%]{1,64}%)(\S+)"
 )
-_PLACED = re.compile(
+_PLACED = lazy_pattern(
     r"((?<![\w.-])(?:(?:wandb|vault|comet)\s+login(?:\s+--?[\w-]{1,30})*\s+|rclone\s+obscure\s+"
     r"|rabbitmqctl\s+(?:add_user|change_password)\s+\S{1,64}\s+|poetry\s+config\s+http-basic\.\S{1,64}\s+\S{1,64}\s+"
     r"|mc\s+(?:alias|config\s+host)\s+(?:set|add)\s+\S{1,64}\s+\S{1,200}\s+\S{1,128}\s+"
     r"|xfreerdp\b[^|;&\n]{0,200}?\s/p:))((?!--?[a-z]|\w{1,30}=)[^\s|;&]+)"
 )
 """Commands that take a password at a fixed place."""
-_PIPED = re.compile(
+_PIPED = lazy_pattern(
     r"(\becho\s+(?:-n\s+)?)([^\s|;&]+)(?=\s*\|\s*(?:sudo\s+-S|chpasswd|kinit|docker\s+login|openssl)\b)"
 )
-_HERE = re.compile(r"((?<![\w.-])(?:kinit|passwd|sudo|login|chpasswd)\b[^|;&\n]{0,100}?<<<\s*)(\S+)")
-_CONFIGURED = re.compile(
+_HERE = lazy_pattern(r"((?<![\w.-])(?:kinit|passwd|sudo|login|chpasswd)\b[^|;&\n]{0,100}?<<<\s*)(\S+)")
+_CONFIGURED = lazy_pattern(
     r"(\b(?:config(?:ure)?)\s+(?:--?)?set\s+(?:-n\s+)?)([\w.-]{1,80})(\s+(?:-v\s+)?)([^\s|;&=-]\S*)"
 )
 _OF_COMMANDS = (_PASS, _SMB, _LFTP, _HTPASSWD, _PLACED, *_OPTIONS)
-_WORTH = re.compile(
+_WORTH = lazy_pattern(
     r"@|\s-|password|passw|pwd|\bpw|requirepass|masterauth|Basic|identified|\$|token|secret|\bset|\bkey|login|obscure"
     r"|rabbitmqctl|http-basic|xfreerdp|<<<|sudo|kinit|config",
     re.IGNORECASE,
