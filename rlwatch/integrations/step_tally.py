@@ -103,8 +103,10 @@ class StepTally:
 
     def add_batch(
         self, batch: TokenBatch, *, full: bool = True, instead: Stats | None = None, by: Measure | None = None
-    ) -> None:
-        """Add a micro-batch. ``full``: compute also the statistics that sort, group or compare tokens.
+    ) -> TokenBatch:
+        """Add a micro-batch, and return the copy that is kept of it.
+
+        ``full``: compute also the statistics that sort, group or compare tokens.
 
         ``instead`` are the trainer's own statistics of this micro-batch, which replace measured ones of the same name.
         ``by`` measures the batch instead of the usual functions. Raises the error of a pooled earlier batch that could
@@ -115,13 +117,15 @@ class StepTally:
         apart = self._pool and (self._measure != measure or not self._fits(batch, known))
         error = raised_by(self.measure) if apart else None  # an error of other batches; this one is added all the same
         self._measure = measure
-        self._pool.append((batch.copied(), known))
+        copy = batch.copied()
+        self._pool.append((copy, known))
         if instead:
             self.add_stats(instead)
         if batch.routed or _padded([one for one, _ in self._pool]) >= POOLED:
             self.measure()
         if error is not None:
             raise error
+        return copy
 
     def add_stats(self, stats: Stats) -> None:
         """Merge ``stats``, further statistics of a micro-batch, into those of the step."""

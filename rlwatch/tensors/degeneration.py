@@ -142,18 +142,17 @@ def _distinct(ids: Tensor, mask: Tensor, sizes: tuple[int, ...]) -> list[tuple[T
     """Return :func:`distinct` for each of the ``sizes`` n."""
     if len(sizes) > 1 and ids.numel() > TOGETHER:
         return [found for n in sizes for found in _distinct(ids, mask, (n,))]
-    ids, every, grams = ids.detach().long(), [], []
-    for n in sizes:
-        whole = windows(mask, n)
-        width = whole.shape[1]
-        gram = ids[:, :width]
-        for i in range(1, n):
-            gram = gram * _BASE + ids[:, i : i + width]
-        every.append(pad(whole, (0, ids.shape[1] - width)))
-        grams.append(pad(gram, (0, ids.shape[1] - width)))
-    whole = torch.stack(every)
-    ordered = torch.where(whole, torch.stack(grams), -1).sort(-1).values
-    fresh = ordered >= 0
+    token = torch.where(mask.bool(), ids.detach().long(), -1)
+    width = token.shape[1]
+    ahead = pad(token, (0, max(sizes) - 1), value=-1)
+    # Below 0 is a window that is not whole. The longer n-grams are made of the shorter ones, with the next token.
+    grams = [token]
+    for n in range(1, max(sizes)):
+        after = ahead[:, n : n + width]
+        grams.append(torch.where((grams[-1] | after) < 0, -1, grams[-1] * _BASE + after))
+    ordered = torch.stack([grams[n - 1] for n in sizes]).sort(-1).values
+    whole = ordered >= 0
+    fresh = whole.clone()
     fresh[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
     total = whole.sum(-1)
     share = fresh.sum(-1) / total.float()

@@ -55,47 +55,28 @@ class Agreement(Stat):
         return self.across_pairs / self.own
 
 
-@dataclass(frozen=True, slots=True)
-class _Looks:
-    """Samples of the first and last look (K,), the summed squares of the changes between looks, and how many moved."""
-
-    first: Tensor
-    last: Tensor
-    squares: Tensor
-    moved: Tensor
-    count: int = 1
-
-    def then(self, now: Tensor) -> _Looks:
-        square = (now - self.last).square().sum()
-        moved = self.moved + (square > 0).to(square.dtype)
-        return _Looks(self.first, now, self.squares + square, moved, self.count + 1)
-
-
 class GradientTrail:
     """Reader of one model's accumulated gradients after each backward pass of a step, to compare the micro-batches."""
 
     def __init__(self) -> None:
         self._parameters: tuple[nn.Parameter, ...] | None = None
-        self._looks: _Looks | None = None
+        self._looks: list[Tensor] = []
 
     def forget(self) -> None:
         """Drop the gradients that were read, to begin the next step."""
-        self._parameters = self._looks = None
+        self._parameters, self._looks = None, []
 
     def look(self, parameters: Iterable[nn.Parameter], turn: int = 0) -> None:
         """Read the gradients of ``parameters`` before or after a backward pass, without waiting for the device.
 
         ``turn``: number of the step; different steps sample different elements.
         """
-        if self._looks is not None and self._looks.count > PASSES:
+        if len(self._looks) > PASSES:
             return
         if self._parameters is None:
             self._parameters = _followed(list(parameters))
-        if not self._parameters:
-            return
-        now = _sample(self._parameters, turn)
-        none = now.new_zeros(())
-        self._looks = _Looks(now, now, none, none) if self._looks is None else self._looks.then(now)
+        if self._parameters:
+            self._looks.append(_sample(self._parameters, turn))
 
     def stats(self) -> Stats:
         """Return ``optim/grad_agreement`` of the micro-batches of this step; empty if fewer than two gradients were
@@ -103,13 +84,14 @@ class GradientTrail:
 
         Not measured either if the first read found gradients of an earlier step, which the loop clears later.
         """
-        looks = self._looks
-        if looks is None or looks.count < 3:
+        if len(self._looks) < 3:
             return {}
-        clean = (looks.first == 0).all() & (looks.moved > 1)
-        across, own = looks.last.square().sum() - looks.squares, (looks.moved - 1) * looks.squares
-        parts = [torch.where(clean, part, 0.0) for part in (looks.moved - 1, across, own)]
-        return {NAME: Agreement(*parts)}
+        looks = torch.stack(self._looks)
+        squares = (looks[1:] - looks[:-1]).square().sum(-1)
+        more, total = (squares > 0).sum(dtype=squares.dtype) - 1, squares.sum()
+        clean = (looks[0] == 0).all() & (more > 0)
+        parts = torch.stack([more, looks[-1].square().sum() - total, more * total])
+        return {NAME: Agreement(*torch.where(clean, parts, 0.0).unbind())}
 
 
 def _followed(parameters: Sequence[nn.Parameter]) -> tuple[nn.Parameter, ...]:

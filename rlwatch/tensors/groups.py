@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 import torch
@@ -162,8 +163,10 @@ def scores(rewards: Tensor, right: Tensor | None = None) -> Tensor:
     r = widen(rewards)
     if right is not None:
         return torch.stack([r, right.to(r.dtype)], -1)
-    minus, zero, one = near(r, torch.arange(-1, 2, device=r.device).unsqueeze(-1)).unbind()
-    return torch.stack([r, torch.where(one, 1.0, torch.where(minus | zero, 0.0, torch.nan))], -1)
+    minus, zero, one = near(r, _whole_numbers((-1, 0, 1), r.device).unsqueeze(-1)).unbind()
+    # 1 for a right one, 0 for a wrong one, and 0 / 0 for any other.
+    right_or_wrong = one.to(r.dtype)
+    return torch.stack([r, right_or_wrong / (one | zero | minus)], -1)
 
 
 def near(x: Tensor, y: Tensor) -> Tensor:
@@ -216,6 +219,22 @@ def verdicts_of(values: Tensor, mask: Tensor, grouping: Grouping) -> Verdicts:
     return Verdicts(size, rights, measured, flat, flat & (rights == size), flat & (wrongs == size), unknown)
 
 
+KINDS = ("measured", "flat", "right", "wrong", "other", "effective")
+"""Verdicts that groups are counted by: names of attributes of :class:`Verdicts`."""
+
+
+@shared
+def totals_of(values: Tensor, mask: Tensor, grouping: Grouping) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return for each of :data:`KINDS` the number of responses in groups of this kind, and that of the groups, 0-d.
+
+    All statistics of the same tensors share the result; the arguments are those of :func:`verdicts_of`.
+    """
+    verdicts = verdicts_of(values, mask, grouping)
+    flags = torch.stack([getattr(verdicts, kind) for kind in KINDS]).to(verdicts.size.dtype)
+    responses, groups = torch.stack([flags * verdicts.size, flags]).sum(-1).unbind()
+    return dict(zip(KINDS, responses.unbind(), strict=True)), dict(zip(KINDS, groups.unbind(), strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class ResponsesIn(Grouped):
     """Fraction of the responses in measured groups whose group is ``kind``: the name of an attribute of
@@ -226,8 +245,8 @@ class ResponsesIn(Grouped):
 
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
-        verdicts = verdicts_of(values, mask, grouping)
-        return Mean((verdicts.size * verdicts.measured).sum(), (verdicts.size * getattr(verdicts, self.kind)).sum())
+        sums, _ = totals_of(values, mask, grouping)
+        return Mean(sums["measured"], sums[self.kind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +260,8 @@ class GroupsThat(Grouped):
 
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Total:
-        verdicts = verdicts_of(values, mask, grouping)
-        return Total(verdicts.measured.sum().float(), getattr(verdicts, self.kind).sum().float())
+        _, counts = totals_of(values, mask, grouping)
+        return Total(counts["measured"], counts[self.kind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +276,8 @@ class GroupStd(Grouped):
         gap = reward - (grouping.total(reward) / size.clamp(min=1))[grouping.labels]
         std = (grouping.total(keep(gap, mask, 0.0).square()) / (size - 1).clamp(min=1)).sqrt()
         # In order of size: verl's groups come in the order of random ids, and a sum is rounded as its order is.
-        return Mean((size * verdicts.measured).sum(), keep(size * std, verdicts.measured, 0.0).sort().values.sum())
+        sums, _ = totals_of(values, mask, grouping)
+        return Mean(sums["measured"], keep(size * std, verdicts.measured, 0.0).sort().values.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +345,7 @@ def chances_of(values: Tensor, mask: Tensor, grouping: Grouping) -> tuple[tuple[
     n, c = verdicts.size, verdicts.rights
     among = all_among(torch.stack([n - c, c]), n, PASS_AT)
     chance = torch.cat([1 - among[:1], among[1:]])
-    large = torch.stack([n >= k for k in PASS_AT])
+    large = n >= _whole_numbers(PASS_AT, n.device).unsqueeze(-1)
     one_right, all_right = torch.where(large, chance, 0.0).sum(-1).unbind()
     return large.sum(-1).to(n.dtype).unbind(), one_right.unbind(), all_right.unbind()
 
@@ -342,7 +362,13 @@ def all_among(some: Tensor, n: Tensor, sizes: Sequence[int]) -> Tensor:
     drawn = torch.arange(max(sizes), device=n.device, dtype=n.dtype).unsqueeze(-1)
     left = (some.unsqueeze(-2) - drawn).clamp(min=0)
     until = (left / (n - drawn).clamp(min=1)).cumprod(-2)
-    return torch.stack([until[..., k - 1, :] for k in sizes], -2)
+    return until.index_select(-2, _whole_numbers(tuple(k - 1 for k in sizes), n.device))
+
+
+@lru_cache(maxsize=16)
+def _whole_numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return ``numbers`` as a tensor on ``device``."""
+    return torch.tensor(numbers, device="cpu").to(device, non_blocking=True)
 
 
 def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor | None) -> dict[str, Grouped]:

@@ -292,7 +292,7 @@ def read(stats: Mapping[str, Stat]) -> list[Reading]:
     with sharing():
         alike: dict[tuple[object, ...], list[tuple[str, Stat]]] = {}
         for name, unsettled in stats.items():
-            stat = unsettled if unsettled.elementwise else unsettled.settle()
+            stat = unsettled if unsettled.elementwise else _alone(unsettled.settle())
             alike.setdefault(_kind(stat), []).append((name, stat))
         found: dict[tuple[object, ...], list[Reading]] = {}
         for group in alike.values():
@@ -303,18 +303,21 @@ def read(stats: Mapping[str, Stat]) -> list[Reading]:
 
 def _together(readings: Sequence[Reading]) -> Reading:
     names = tuple(name for one in readings for name in one.names)
-    return Reading(names, torch.cat([one.values for one in readings]), torch.cat([one.counts for one in readings]))
+    return Reading(names, cat([one.values for one in readings]), cat([one.counts for one in readings]))
+
+
+def _alone(stat: Stat) -> Stat:
+    """Return a settled statistic that is read by itself as one that is stacked with others: its count and its value."""
+    return stat if stat.elementwise else Latest(stat.count, stat.value())
 
 
 def _read(names: tuple[str, ...], stats: tuple[Stat, ...]) -> Reading:
-    settled = _stacked(stats).settle() if stats[0].elementwise else stats[0]
-    return Reading(names, settled.value().view(-1), settled.count.view(-1))
+    settled = _stacked(stats).settle()
+    return Reading(names, settled.value(), settled.count)
 
 
 def _kind(stat: Stat) -> tuple[object, ...]:
     """Return the properties that statistics must share to be read as one."""
-    if not stat.elementwise:
-        return (id(stat),)
     calculation, names = _calculation(type(stat))
     return calculation, *[getattr(getattr(stat, name), "device", None) for name in names]
 
@@ -560,9 +563,10 @@ def _moments(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
     """Return the number of pairs inside ``mask``, the two means, and the sums of squared deviations and of their
     product.
     """
-    shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
     dtype = torch.float32 if x.device.type == "mps" else torch.float64
-    x, y = (widen(z).to(dtype).expand(shape) for z in (x, y))
+    x, y = widen(x).to(dtype), widen(y).to(dtype)
+    if x.shape != y.shape:
+        x, y = torch.broadcast_tensors(x, y)  # type: ignore[no-untyped-call]
     n = masked_count(mask, x)
     # Two passes, means first: sum xy - n <x><y> of log-probs near -1 would lose what is looked for.
     both = torch.stack([x, y])

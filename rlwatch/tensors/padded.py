@@ -39,7 +39,7 @@ class Padded:
         """
         with torch.no_grad():
             if isinstance(x, Tensor):
-                return cls._of_tensor(x.detach(), longest)
+                return cls._of_tensor(x.detach() if x.requires_grad else x, longest)
             if isinstance(x, Sequence) and not isinstance(x, str | bytes):
                 return cls._of_rows(x)
             return cls(_as_tensor(x))

@@ -103,7 +103,8 @@ class TokenBatch:
 
     def copied(self) -> TokenBatch:
         """Return a copy with memory of its own, as the trainer may reuse its memory; ids of experts are not copied."""
-        mine = {name: x.detach().clone() for name, x in _tensors(self).items() if name not in _EXPERTS}
+        with torch.no_grad():
+            mine = {name: x.clone() for name, x in _tensors(self).items() if name not in _EXPERTS}
         return replace(self, **mine)
 
 
@@ -248,17 +249,17 @@ class SpikeTable:
 def spike_score(batch: TokenBatch) -> Tensor:
     """Return how extreme each token is, (B, T): 1 at the limits above, inf if non-finite, -inf outside the mask."""
     score = widen(batch.logp) / LOGP_LIMIT
-    broken = ~batch.logp.isfinite()
+    nothing = widen(batch.logp) * 0.0  # 0, but NaN where a log-prob is not finite
     if batch.old_logp is not None:
         log_ratio = difference(batch.logp, batch.old_logp)
         score = score.maximum(log_ratio / math.log(RATIO_LIMIT))
-        broken = broken | ~batch.old_logp.isfinite()
+        nothing = nothing + widen(batch.old_logp) * 0.0
     if batch.rollout_logp is not None:
         score = score.maximum((difference(batch.trainer_logp, batch.rollout_logp)).abs() / LOGP_DIFF_LIMIT)
-        broken = broken | ~batch.rollout_logp.isfinite()
+        nothing = nothing + widen(batch.rollout_logp) * 0.0
     if batch.ref_logp is not None:
-        broken = broken | ~batch.ref_logp.isfinite()
-    return keep(torch.where(broken, torch.inf, score), batch.mask, -torch.inf)
+        nothing = nothing + widen(batch.ref_logp) * 0.0
+    return keep(score.masked_fill(nothing.isnan(), torch.inf), batch.mask, -torch.inf)
 
 
 def top_tokens(batch: TokenBatch, *, k: int = 64, first_row: int = 0) -> SpikeTable:
@@ -271,7 +272,8 @@ def top_tokens(batch: TokenBatch, *, k: int = 64, first_row: int = 0) -> SpikeTa
         top = score.flatten().topk(min(k, score.numel()))
         columns = _columns(batch, top.indices, first_row)
         dtype = score.dtype
-        return SpikeTable(tuple(columns), torch.stack([top.values, *(c.to(dtype) for c in columns.values())], 1))
+        wide = [c if c.dtype == dtype else c.to(dtype) for c in columns.values()]
+        return SpikeTable(tuple(columns), torch.stack([top.values, *wide], 1))
 
 
 def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, Tensor]:
@@ -288,8 +290,9 @@ def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, 
         "entropy": batch.entropy,
     }
     columns = {"sequence": row + first_row, "position": chosen - row * shape[1]}
-    columns |= {name: x.detach().expand(shape).take(chosen) for name, x in measured.items() if x is not None}
-    met = None if batch.collision is None else batch.collision.detach().take(chosen)
+    wide = {name: x if x.shape == shape else x.expand(shape) for name, x in measured.items() if x is not None}
+    columns |= {name: x.take(chosen) for name, x in wide.items()}
+    met = None if batch.collision is None else batch.collision.take(chosen)
     if "old_logp" in columns:
         columns["ratio"] = (widen(columns["logp"]) - widen(columns["old_logp"])).exp()
     if "advantage" in columns:

@@ -428,7 +428,7 @@ class UpdateSample:
             return None
         groups = []
         for members in known.values():
-            rows = tuple(_sample(weights[i], turn) for i in members)
+            rows = tuple([_sample(weights[i], turn) for i in members])
             groups.append(_Group(tuple(members), rows, torch.stack(rows).float()))
         return cls(tuple(layers), tuple(weights), held, sizes, turn, tuple(groups))
 

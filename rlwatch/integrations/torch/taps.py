@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ from rlwatch.tensors.masked import sharing, widen
 from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
-from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import freed
 from rlwatch.tensors.weight_gap import UpdateSample
 
@@ -169,8 +168,6 @@ def scales(optimizer: Any, scaler: Any) -> tuple[Tensor | float | None, Tensor |
 
 # Adding the inputs of a loop to the current step. May raise: the watcher calls it through its error boundary.
 
-KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollout_logp")
-"""Fields of a batch whose values a statistic may keep until the step ends."""
 TEXTS = ("prompts", "completions")
 """Inputs that never become tensors."""
 UNREAD = (*TEXTS, "prompt_index", "responses")
@@ -287,10 +284,10 @@ class Collector:
             if batch is not None and batch.logp.is_meta:
                 reader.refused["logp"], batch = NO_DATA, None
             if batch is not None:
-                self.steps.tally.add_batch(batch, full=full)
+                batch = self.steps.tally.add_batch(batch, full=full)
                 self.steps.tally.add_stats(self._pace.stats(batch.staleness))
         if batch is not None and self.localises:
-            reader.refused.update(self._loss_passes.observed(inputs, _copied(batch)))
+            reader.refused.update(self._loss_passes.observed(inputs, batch))
         return reader.refused
 
     def _look_at_gradients(self) -> None:
@@ -394,6 +391,7 @@ class Collector:
         self.steps.error_boundary.attempt(TAP, self._count_verifiers)
         self.steps.error_boundary.attempt(TOOL_TAP, self._count_tools)
         self.steps.error_boundary.attempt(UPDATE_TAP, self._measure_update)
+        self.steps.error_boundary.attempt("tokens", self.steps.tally.measure)
         refused = self.steps.add_all({**self._standing(), **_named(inputs, broken), **scalars})
         number = self.steps.last + 1
         if step is not None:
@@ -427,12 +425,6 @@ class Collector:
             "policy/vocab_size": vocab_size_of(self.means.model),
             **(self.steps.error_boundary.attempt("text of completions", self.samples.take) or {}),
         }
-
-
-def _copied(batch: TokenBatch) -> TokenBatch:
-    """Copy the tensors, because statistics keep values until the step ends and a loop may overwrite its own."""
-    mine = {name: x.clone() for name in KEPT if (x := getattr(batch, name)) is not None}
-    return replace(batch, **mine)
 
 
 def _named(inputs: Mapping[str, Any], broken: float | Tensor | None) -> dict[str, Any]:
