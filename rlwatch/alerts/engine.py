@@ -345,13 +345,16 @@ class AlertEngine:
         back
             Returns, for a kind of finding, a text with the values that show its recovery.
         """
-        at, decisions = _At(seq, step, ts, back), []
         due: dict[int, dict[str, list[Finding]]] = {}
         for name, kind in self._episodes:
             due.setdefault(self._places[name], {})[kind] = []
         for finding in holding:
             for place in self._covering(finding):
                 due.setdefault(place, {}).setdefault(finding.kind, []).append(finding)
+        if not due:
+            self.decisions = ()
+            return []
+        at, decisions = _At(seq, step, ts, back), []
         for place in sorted(due):
             present = due[place]
             decisions += [

@@ -42,7 +42,7 @@ class BaseDetector(ABC):
     objects. Each has ``update(step)``; with ``extend(rows)`` and ``wake()`` it may take a :class:`Stretch` at once.
     """
     follows: ClassVar[bool] = False
-    """True if :meth:`listen` must be called for rows that :meth:`pass_over` has taken."""
+    """True if :meth:`listen` must be called for rows that :meth:`pass_over` has taken, unless :meth:`rests_over`."""
     families: ClassVar[tuple[str, ...]] = ()
     """Prefixes of metric names: in a row without any such metric, an overridden :meth:`measured` returns False."""
 
@@ -122,6 +122,13 @@ class BaseDetector(ABC):
         It is called for rows without a metric in :attr:`reads`. What detectors share is fed by :class:`DetectorSet`.
         """
         return type(self).listen is BaseDetector.listen
+
+    def rests_over(self, rows: Stretch) -> bool:  # noqa: ARG002
+        """Return True if :meth:`listen` would change nothing in all ``rows``, which :meth:`pass_over` has taken.
+
+        Only a detector that :attr:`follows` is asked, once all detectors have read ahead.
+        """
+        return False
 
     def notice(self, event: Event) -> None:  # noqa: B027  (most have nothing to learn)
         """Ignore the event; a detector that learns from events, such as a resume, overrides this."""
@@ -257,10 +264,16 @@ class DetectorSet:
                 with Contained(partial(self._leave_out, detector, steps[0])):
                     self._put_to_sleep(detector, rows, way)
         asleep, self._until = set(map(id, self._asleep)), steps[-1]
+        listening = set[int]()
+        for detector in self._asleep:
+            if detector.follows:
+                with Contained(partial(self._leave_out, detector, steps[0])):
+                    if not detector.rests_over(rows):
+                        listening.add(id(detector))
         self._awake = [
             (detector, _Way.LISTEN if id(detector) in asleep else way)
             for detector, way in ways
-            if (id(detector) not in asleep or detector.follows)  # type: ignore[attr-defined]
+            if (id(detector) not in asleep or id(detector) in listening)
             and detector.name not in self.broken
             and not (way is _Way.NOTHING and not detector._held)  # type: ignore[attr-defined]  # noqa: SLF001
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from operator import attrgetter
 
 from rlwatch.records import JSON, ClosedStep, ForecastRecord
 from rlwatch.values import dataclass
@@ -34,8 +35,12 @@ class ForecastReason:
     share: float
 
 
+FORECAST = "forecast/"
+"""Prefix of forecast metrics; they were not measured, so no detector and no forecaster may use them."""
 NUMBERS = ("p20", "p50", "p100", "risk", "steps_to", "error")
 """Fields of a forecast that are stored as series of the run."""
+_STORED = tuple(FORECAST + name for name in NUMBERS)
+_numbers = attrgetter(*NUMBERS)
 WORDS = ("alarm", "limit", "absent", "limits_only", "lean", "log", "checks", "passed", "over", "caveat")
 """Fields of a forecast that are stored as text or flags, if they are not empty."""
 
@@ -99,14 +104,11 @@ class Forecast:
     @property
     def metrics(self) -> dict[str, float]:
         """Numbers of the forecast as metrics ``forecast/...`` of the run; empty without a forecast."""
-        named = {name: getattr(self, name) for name in NUMBERS}
-        return {f"forecast/{name}": value for name, value in named.items() if value is not None}
+        return {name: value for name, value in zip(_STORED, _numbers(self), strict=True) if value is not None}
 
 
 # A forecast as it is stored, and back.
 
-FORECAST = "forecast/"
-"""Prefix of forecast metrics; they were not measured, so no detector and no forecaster may use them."""
 MOST_REASONS = 8
 """Most metrics stored with a forecast as its reasons."""
 

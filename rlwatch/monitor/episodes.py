@@ -236,6 +236,11 @@ class FindingLifecycle:
         self.lower.clear()
         return True
 
+    def at_most(self, finding: Finding) -> Finding:
+        """Return a report of the finding with its severity, or with that of the episode if this is lower."""
+        severity = self.severity
+        return replace(finding, severity=severity) if finding.severity.rank > severity.rank else finding
+
     def undone(self, share: float) -> bool:
         """Return whether the finding's metric has undone the fraction ``share`` of its departure.
 
@@ -371,7 +376,7 @@ class Episodes:
 
         ``holding``: findings that detectors report for the row.
         """
-        return [change for finding in holding for change in self._raised(finding)]
+        return [change for finding in holding if (change := self._raised(finding)) is not None]
 
     def closed(self, step: ClosedStep, holding: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
         """Take a closed step; return the changes of findings that it makes, and the findings that hold, with their
@@ -393,9 +398,15 @@ class Episodes:
                 reported[key] = finding.severity
         for key, severity in reported.items():
             self._open[key].hold(step.metrics)
-            changes += self._looked(step, key, severity)
-        changes += self._ended(step, [key for key in self._open if key not in reported])
-        holds = [self._as_it_is(finding) for finding in holding if self._is_open(finding)]
+            change = self._looked(step, key, severity)
+            changes += [] if change is None else [change]
+        if len(self._open) > len(reported):
+            changes += self._ended(step, [key for key in self._open if key not in reported])
+        holds: list[Finding] = []
+        for finding in holding:
+            episode = self._open[_key(finding)]
+            if not episode.over:
+                holds.append(episode.at_most(finding))
         return changes, [*holds, *self._staying(step)]
 
     def _staying(self, step: ClosedStep) -> Iterator[Finding]:
@@ -410,14 +421,10 @@ class Episodes:
 
         These are the findings in ``holding``, and those of open episodes that detectors do not report at the moment.
         """
-        now = {key: self._as_it_is(episode.finding) for key, episode in self._open.items() if not episode.over}
-        for finding in holding:
-            key = _key(finding)
-            if key not in self._open:
-                now[key] = finding
-            elif key in now:
-                now[key] = self._as_it_is(finding)
-        return list(now.values())
+        reports = {_key(finding): finding for finding in holding}
+        going = ((key, episode) for key, episode in self._open.items() if not episode.over)
+        known = [episode.at_most(reports.get(key, episode.finding)) for key, episode in going]
+        return known + [finding for key, finding in reports.items() if key not in self._open]
 
     def reason(self, kind: str) -> str:
         """Return a text with the values that show that the newest episode of ``kind`` eased or recovered; empty if
@@ -426,14 +433,16 @@ class Episodes:
         now = (self._reason(episode) for (_, of), episode in self._open.items() if of == kind)
         return next(filter(None, now), "") or self._reasons.get(kind, "")
 
-    def _raised(self, finding: Finding) -> Iterator[Finding]:
+    def _raised(self, finding: Finding) -> Finding | None:
+        """Take a report of a finding; return the change that it is, if any."""
         episode = self._open.get(_key(finding))
         if episode is None:
             self._begin(finding)
-            yield finding
-        elif episode.worsens(finding):
-            self._follow(episode)
-            yield replace(finding, stage=Stage.WORSENED)
+            return finding
+        if not episode.worsens(finding):
+            return None
+        self._follow(episode)
+        return replace(finding, stage=Stage.WORSENED)
 
     def _begin(self, finding: Finding) -> None:
         self._reasons.pop(finding.kind, None)
@@ -444,16 +453,16 @@ class Episodes:
         episode.follow(self._rows)
         episode.followed = episode.severity is Severity.CRITICAL
 
-    def _looked(self, step: ClosedStep, key: tuple[str, str], severity: Severity) -> Iterator[Finding]:
+    def _looked(self, step: ClosedStep, key: tuple[str, str], severity: Severity) -> Finding | None:
+        """Return the change of an episode at a step at which its finding was reported, if any."""
         episode = self._open[key]
         change = episode.look(step, severity)
-        if change is not None:
-            yield change
-        elif episode.relapsed:
-            since = episode.relapse.since
-            again = replace(episode.finding, onset_step=max(episode.finding.onset_step, since or 0))
-            self._begin(again)
-            yield again
+        if change is not None or not episode.relapsed:
+            return change
+        since = episode.relapse.since
+        again = replace(episode.finding, onset_step=max(episode.finding.onset_step, since or 0))
+        self._begin(again)
+        return again
 
     def _ended(self, step: ClosedStep, absent: Sequence[tuple[str, str]]) -> Iterator[Finding]:
         for key in absent:
@@ -475,13 +484,6 @@ class Episodes:
     def _reason(self, episode: FindingLifecycle) -> str:
         """Return the values that show its recovery."""
         return episode.reason()
-
-    def _is_open(self, finding: Finding) -> bool:
-        return not self._open[_key(finding)].over
-
-    def _as_it_is(self, finding: Finding) -> Finding:
-        now = self._open[_key(finding)].severity
-        return replace(finding, severity=now) if finding.severity.rank > now.rank else finding
 
 
 def _key(finding: Finding) -> tuple[str, str]:

@@ -283,8 +283,11 @@ def forecaster_for(*, wanted: bool) -> Callable[[], Forecasts]:
 
 def _failure(standing: Sequence[Finding], before: str) -> str:
     """Return kind and onset of the present failure as first reported; empty if there is none."""
-    failures = sorted((finding.onset_step, finding.kind) for finding in standing if _critical(finding))
-    return (before or f"{words(failures[0][1])} since step {failures[0][0]}") if failures else ""
+    failures = [(finding.onset_step, finding.kind) for finding in standing if _critical(finding)]
+    if not failures:
+        return ""
+    onset, kind = min(failures)
+    return before or f"{words(kind)} since step {onset}"
 
 
 def _unless_over(forecast: Forecast, failure: str) -> Forecast:

@@ -174,7 +174,6 @@ class NoSignal(BaseDetector):
     """
 
     name: ClassVar[str] = "no_signal"
-    follows: ClassVar[bool] = True
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("reward/zero_std_frac",),
         ("reward/std",),
@@ -215,6 +214,10 @@ class NoSignal(BaseDetector):
             return False
         for hold in holds:
             hold.miss(rows.steps)
+        entropies = list(map(abs, rows.column("policy/entropy")))
+        if entropies:
+            self._entropy.extend(rows.steps, entropies)
+            self._entropy_base.extend(rows.steps, entropies)
         self._counted = self._counted or not rows.metrics.isdisjoint(("reward/zero_std_frac", "adv/max"))
         return True
 

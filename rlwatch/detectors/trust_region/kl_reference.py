@@ -149,6 +149,14 @@ class Vetoes:
         """Take note that a stretch of rows begins, in which the detectors that rest stay the same."""
         self._awake_over = None
 
+    def rest_over(self, rows: Stretch) -> bool:
+        """Return True if no row of a stretch can show a sign of collapse, and none is remembered.
+
+        It is called once the run's detectors have read the rows ahead.
+        """
+        garbled = any(name in rows.metrics for name, _ in GARBLED)
+        return not (self._ago or garbled or self._awake(rows.rows[0]))
+
     def update(self, step: ClosedStep, *, in_stretch: bool = False) -> None:
         """Read the row ``step`` for signs of collapse that rule out a reset of the reference policy.
 
@@ -442,6 +450,10 @@ class KLReference(KLPlateau):
         if entropies:
             self._entropy.extend(rows.steps, [min(abs(entropy), MOST) for entropy in entropies])
         return True
+
+    def rests_over(self, rows: Stretch) -> bool:
+        """Return True if no held-out score is logged, and no sign of a collapse can show in the ``rows``."""
+        return self._unscored and self._vetoes.rest_over(rows)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge whether KL to the reference grows or is flat; return the findings, if any."""
