@@ -8,10 +8,10 @@ its bin. Small values share one bin around 0. NaN and infinities are counted sep
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlwatch.records import DISTRIBUTIONS, SpikeBatch
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

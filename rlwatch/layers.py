@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import StepRecord
 from rlwatch.stats import GAUSSIAN
-from rlwatch.values import dataclass
 
 __all__ = ["DerivedLayers", "LayerHealth", "LayerStep", "SpikingLayer", "layer_norms"]
 

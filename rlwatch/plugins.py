@@ -14,13 +14,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 from rlwatch.error_boundary import call_or, described
-from rlwatch.values import dataclass
 
 logger = logging.getLogger("rlwatch")
 

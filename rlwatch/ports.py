@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -34,7 +35,6 @@ from rlwatch.records import (
     SpikeBatch,
     StepRecord,
 )
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,14 +11,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from math import isfinite
 from typing import Any, ClassVar, Self
 
 import numpy as np
-
-from rlwatch.values import dataclass
 
 __all__ = [
     "GAUSSIAN",

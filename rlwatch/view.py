@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlwatch.detectors.index import NotRun, not_run
@@ -61,7 +61,6 @@ from rlwatch.state import (
     starts_of_attempts,
     verdict_of,
 )
-from rlwatch.values import dataclass
 from rlwatch.wording import one_line, step
 
 if TYPE_CHECKING:

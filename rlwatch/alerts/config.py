@@ -16,7 +16,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,6 @@ from rlwatch.ports import Notifier
 from rlwatch.records import JSON, Severity
 from rlwatch.redaction import remember
 from rlwatch.trust import FILE_NAME, why_not_obeyed
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

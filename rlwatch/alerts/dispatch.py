@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
 
@@ -27,7 +27,6 @@ from rlwatch.errors import StoreError
 from rlwatch.ports import Store
 from rlwatch.records import Alert, AlertState, Ledger, OutboxMessage, OutboxStatus, RunInfo, Severity, Silence
 from rlwatch.state import Verdict, headline_of
-from rlwatch.values import dataclass
 from rlwatch.view import stored_explanation
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from rlwatch.alerts.rules import Rule
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, AlertState, Finding, Severity
-from rlwatch.values import dataclass
 from rlwatch.wording import plural
 
 __all__ = ["AlertEngine", "DecisionReason", "Transition"]

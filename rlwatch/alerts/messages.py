@@ -49,6 +49,7 @@ import hashlib
 import socket
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
 from rlwatch import codec
@@ -57,7 +58,6 @@ from rlwatch.alerts.rules import Rule
 from rlwatch.diagnosis import Cause, advice
 from rlwatch.notify.payload import json_safe
 from rlwatch.records import JSON, Acknowledgement, Alert, OutboxMessage, RunInfo, Severity
-from rlwatch.values import dataclass
 
 SCHEMA_VERSION = 1
 TRIAL_EVENT = "test"

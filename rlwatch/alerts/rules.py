@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from functools import cache
@@ -20,7 +20,6 @@ from zoneinfo import ZoneInfo
 from rlwatch.catalogue import kinds
 from rlwatch.errors import ConfigError
 from rlwatch.records import CRASH_FORECAST, JSON, Alert, Finding, Severity
-from rlwatch.values import dataclass
 from rlwatch.wording import nearest
 
 SILENT, CRASHED = "run_silent", "run_crashed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Severity
-from rlwatch.values import dataclass
 
 REACH = 300
 """Number of steps within which an effect follows its cause, unless a kind sets its own.

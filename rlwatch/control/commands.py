@@ -9,7 +9,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlwatch.clock import Clock, SystemClock
@@ -18,7 +18,6 @@ from rlwatch.plugins import usable
 from rlwatch.ports import CommandStore
 from rlwatch.records import JSON, Command
 from rlwatch.redaction import redacted
-from rlwatch.values import dataclass
 from rlwatch.wording import meant
 
 ROLLBACK = "rollback"

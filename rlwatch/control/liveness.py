@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 from statistics import median
@@ -18,7 +19,6 @@ from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import ControlUnavailableError
 from rlwatch.ports import Store
 from rlwatch.records import STALL_OVER, STALLED, Command, CommandStatus, Event, RunInfo, RunState, StepRecord
-from rlwatch.values import dataclass
 from rlwatch.wording import duration
 
 _PAUSING = frozenset({"pause", "resume", "stop"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from operator import index
@@ -21,7 +21,6 @@ from rlwatch.errors import ControlUnavailableError, StoreBusyError
 from rlwatch.ports import CommandStore, News
 from rlwatch.records import Command, CommandStatus
 from rlwatch.redaction import redacted
-from rlwatch.values import dataclass
 
 POLL_S, PUSHED_POLL_S = 1.0, 5.0
 """Seconds between two polls for commands, and between two where the store sends notifications."""

@@ -11,14 +11,13 @@ An action turns a firing alert into a command, as if a user had sent it: the sam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlwatch.catalogue import collapse_kinds
 from rlwatch.control.commands import command_kind
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, Command, CommandStatus, Finding, JudgedRow, Severity
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     from rlwatch.forecast import Forecast

@@ -29,7 +29,7 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import sub
 from statistics import median
@@ -39,7 +39,6 @@ from rlwatch.control.commands import LAST_GOOD, NONFINITE, ROLLBACK, SKIP_STEP
 from rlwatch.control.policy import COLLAPSE_KINDS, KL_COEF, REQUESTED_BY, ROWS_KEPT, NamedSetting, RunHealth
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, Command, Finding, JudgedRow, Severity
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 RESCUE_EVENT = "rescue"

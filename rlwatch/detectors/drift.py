@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
@@ -17,7 +18,6 @@ from rlwatch.detectors.context import FULL, RewardWatch, noise_of
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 FIRST_ROWS, LAST_ROWS = 5, 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -16,7 +17,6 @@ from rlwatch.catalogue import detector_class, kinds, reported_by
 from rlwatch.error_boundary import PASSING_TRIES, passing
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding
-from rlwatch.values import dataclass
 
 FILE = Path(__file__).with_name("index.json")
 

@@ -15,7 +15,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
 from operator import sub
 from typing import ClassVar
@@ -27,7 +27,6 @@ from rlwatch.detectors.context import HELD_ROWS, LUCKY, NORMAL_80, AnswerCount, 
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median, middles, ordered_quantile, running
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 12, 3

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rlwatch.detectors.base import CARRY_ROWS, BaseDetector, Stretch, finite, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 ASIDE = 10

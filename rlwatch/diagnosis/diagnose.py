@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlwatch import catalogue
@@ -30,7 +30,6 @@ from rlwatch.diagnosis.suspects import (
 )
 from rlwatch.diagnosis.turns import ChangeSource, KnobChange
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 PASSED = 3

@@ -13,14 +13,13 @@ import math
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from rlwatch import catalogue
 from rlwatch.diagnosis.mismatch_causes import GAP_METRICS, GapTracker
 from rlwatch.diagnosis.signs import Sign
 from rlwatch.diagnosis.turns import ChangeSource, KnobChange, Knobs, Rows, column
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 # Movements of the reward and of metrics of the policy's updates, and two guesses that follow from their order.

@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice, pairwise
 
 from rlwatch.diagnosis.turns import ChangeSource, KnobChange
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 ENGINE = "rollout_engine"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rlwatch import catalogue
 from rlwatch.records import Event, Finding, Severity
-from rlwatch.values import dataclass
 
 MOST = 400
 """Largest number of signs considered: the newest. In a run with more, their order explains nothing."""

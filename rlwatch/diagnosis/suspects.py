@@ -11,7 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -22,7 +22,6 @@ from rlwatch.diagnosis.signs import Sign, failure_onset
 from rlwatch.diagnosis.turns import ChangeSource, KnobChange, standing
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Event
-from rlwatch.values import dataclass
 
 LEAST = 0.3
 """Weight from which on a changed setting is a suspect."""

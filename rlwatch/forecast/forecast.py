@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
 from rlwatch.records import JSON, ClosedStep, ForecastRecord
-from rlwatch.values import dataclass
 
 HORIZONS = (20, 50, 100)
 """Steps ahead for which a probability of failure is given."""

@@ -7,7 +7,7 @@ import os
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -33,7 +33,6 @@ from rlwatch.forecast.model import Chances, Model, Outline, load, reasons, shipp
 from rlwatch.forecast.signals import SIGNALS, Floats, SignalNames
 from rlwatch.records import ClosedStep, Event
 from rlwatch.stats import median
-from rlwatch.values import dataclass
 
 BUDGET = "0.5"
 """Accepted false alarm episodes in 1000 healthy steps; at this budget few sound runs of 500 steps have one."""

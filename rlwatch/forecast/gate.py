@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
 from rlwatch.errors import ConfigError
-from rlwatch.values import dataclass
 
 NO_SIGNAL = "no forecast: this log has no signal that has ever warned"
 """Reason given for a log of a class that is not open."""

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from importlib.resources import files
 from itertools import islice, pairwise
@@ -28,7 +28,6 @@ from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.forecast import HORIZONS, LIMITS, ForecastReason
 from rlwatch.forecast.signals import BY_SIGNAL
 from rlwatch.records import JSON
-from rlwatch.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rlwatch.stats import median
-from rlwatch.values import dataclass
 
 
 class ChangeScale(StrEnum):

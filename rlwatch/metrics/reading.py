@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OF_A_DATASET, OPEN, TABLE
 from rlwatch.metrics.words import role_of, words_of
-from rlwatch.values import dataclass
 
 
 def _everyday_index() -> dict[frozenset[str], tuple[str, int]]:

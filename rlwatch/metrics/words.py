@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-
-from rlwatch.values import dataclass
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _EMPTY_WORDS = frozenset({"mean", "batch", "metrics", "train", "losses", "charts", "scalars", "learner"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple, cast
 
@@ -27,7 +27,6 @@ from rlwatch.monitor.forecasting import NAME, Forecasting
 from rlwatch.records import LOCALISED, ClosedStep, Event, Finding, ForecastRecord, JudgedRow, Severity
 from rlwatch.state import SERIOUS, End, Ending, verdict_of
 from rlwatch.stats import median
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 

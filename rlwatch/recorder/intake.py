@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -27,7 +27,6 @@ from rlwatch.ports import Journal, KeptRow, PendingRecord
 from rlwatch.recorder.losses import NEARLY, Counters, Shedding
 from rlwatch.records import DISTRIBUTIONS, CompletionBatch, Event, SpikeBatch
 from rlwatch.redaction import clean_names
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     from rlwatch.link.hub import Inbox

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from threading import get_ident
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 from rlwatch.error_boundary import log_message
 from rlwatch.records import SHED, CompletionBatch, Event, SpikeBatch
 from rlwatch.redaction import redacted
-from rlwatch.values import dataclass
 
 MOST_SPANS = 8
 """Largest number of ranges of steps that are listed separately."""

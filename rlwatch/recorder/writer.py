@@ -22,7 +22,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +33,6 @@ from rlwatch.ports import Checkpoint, Item, KeptRow, Progress, RunWriter, Sink, 
 from rlwatch.recorder.intake import Awaited, BoundedQueue, Intake, Numbered, Queued, QueuedCall, Waiting, numbers
 from rlwatch.recorder.losses import EVICTED_FROM, Counters
 from rlwatch.records import SHED, CompletionBatch, Event, Finding, ForecastRecord, SpikeBatch, StepRecord
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     from rlwatch.layers import DerivedLayers

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from rlwatch.control.rescue import RescuePolicy
 from rlwatch.errors import ConfigError, RLWatchError, StoreBusyError, StoreError
 from rlwatch.ports import CommandStore, Notifier, Store
 from rlwatch.records import Alert, AlertState, RunInfo, Silence
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     from rlwatch.alerts.dispatch import Dispatcher

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,6 @@ from rlwatch.run.machine import Read, machine_thread, wanted
 from rlwatch.run.run import Run, RunEngine, watch_over
 from rlwatch.run.stages import StallSink, StallWatch
 from rlwatch.store.url import open_store
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     from rlwatch.alerts.outbox import DeliveryThread

@@ -5,6 +5,7 @@ does not train.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
@@ -13,7 +14,6 @@ from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit, SustainedLevel
 from rlwatch.metrics import unit_of
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Cusum, Hold, Window, mad, theil_sen
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 

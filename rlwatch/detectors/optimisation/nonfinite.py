@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, Stretch, members, rounded
 from rlwatch.records import JSON, LOCALISED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window
-from rlwatch.values import dataclass
 
 ADVICE = {
     "rollout_engine": "the rollout engine returns them while the trainer's own log-probs are finite: look at "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import StatisticsError, correlation, median_low
 from typing import ClassVar
 
@@ -12,7 +13,6 @@ from rlwatch.detectors.base import BaseDetector, Stretch, finite, members, round
 from rlwatch.detectors.context import Change, RewardWatch, noise_of
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, Window
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 HELD_OUT_FALL = 0.1

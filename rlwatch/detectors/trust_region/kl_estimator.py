@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, Stretch, finite, rounded
@@ -13,7 +14,6 @@ from rlwatch.detectors.context import MEDIAN_ERROR, RewardWatch
 from rlwatch.detectors.rise import Rise, RiseLimit, odds
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
-from rlwatch.values import dataclass
 from rlwatch.wording import number
 
 CLAMP = 10.0

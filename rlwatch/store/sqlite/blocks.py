@@ -17,11 +17,10 @@ import sqlite3
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from rlwatch.store.fields import loads
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,7 +29,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice, starmap
 from operator import call, itemgetter
@@ -55,7 +55,6 @@ from rlwatch.store.sqlite.segments import (
     bare_write,
     shape_of,
 )
-from rlwatch.values import dataclass
 
 BUDGET_VARIABLE = "RLWATCH_JOURNAL_MB"
 BUDGET_MB, LEAST_MB = 256.0, 1.0

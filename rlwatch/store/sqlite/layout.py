@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from stat import S_ISREG
@@ -24,7 +25,6 @@ from typing import Protocol
 from rlwatch.errors import RunLockedError, RunNotFoundError, StoreCorruptError, StoreError, StoreFullError
 from rlwatch.store import check_run_id
 from rlwatch.store.sqlite.segments import HEADER_BYTES
-from rlwatch.values import dataclass
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

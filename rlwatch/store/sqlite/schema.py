@@ -9,6 +9,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 
 from rlwatch.errors import StoreCorruptError, StoreVersionError
 from rlwatch.store.fields import FieldTable
-from rlwatch.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,13 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from operator import call
 from pathlib import Path
 from typing import Any
 
 from rlwatch.records import PackedMetrics
-from rlwatch.values import dataclass
 
 MAGIC = b"rlwatch1"
 HEADER_BYTES = len(MAGIC) + 8

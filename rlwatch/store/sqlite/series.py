@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from rlwatch.ports import Series
 from rlwatch.store.fields import loads
 from rlwatch.store.sqlite.blocks import ABSENT, WIDTHS, Block, Cells, blocks_of, holds_blocks, last_blocked
 from rlwatch.store.thinning import bounds_of
-from rlwatch.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np
