@@ -20,7 +20,7 @@ from . import format as fmt
 from . import layout, queries, table, token_response
 from .layout import GoToRun, GoToTokens
 from .markup import el, joined
-from .rollouts_text import facts, odd_words, rollout, show_beside, text_block
+from .rollouts_text import facts, flags_of, rollout, show_beside, text_block
 from .tokens import culprits_of as tokens_of
 from .tokens import response_of
 
@@ -40,9 +40,9 @@ ORDERS: Mapping[str, tuple[Sort, bool] | None] = {
     "most repeated": (Sort.REPETITION, False),
     "largest KL": (Sort.KL, False),
 }
-ODD, BLAMED, WRONG = "odd", "with culprits", "reward not above 0"
+FLAGGED, BLAMED, WRONG = "flagged", "with culprits", "reward not above 0"
 FILTERS: Mapping[str, Callable[[Row], bool]] = {
-    ODD: lambda row: bool(odd_words(row)),
+    FLAGGED: lambda row: bool(flags_of(row)),
     BLAMED: lambda row: bool(row.get("culprit")),
     WRONG: lambda row: not (value(row, "reward") or 0.0) > 0,
 }
@@ -64,7 +64,7 @@ COLUMNS = (
     table.TableColumn("repetition", "right tight wide"),
     table.TableColumn("KL", "right tight wide"),
     table.TableColumn("group", "right tight wide"),
-    table.TableColumn("odd", "tight middling"),
+    table.TableColumn("flags", "tight middling"),
 )
 
 
@@ -251,7 +251,7 @@ def _list(rows: Sequence[Row], opened: Row | None) -> None:
 def list_row(row: Row, opened: Row | None) -> table.TableRow:
     """Return a rollout as a row of the table with :data:`COLUMNS`, highlighted if it is ``opened``."""
     parts = " · ".join(f"{fmt.shorten(name, 24)} {fmt.number(given)}" for name, given in reward_parts(row).items())
-    odd = odd_words(row)
+    flagged = flags_of(row)
     numbers = {name: value(row, name) for name in ("reward", "advantage", "length", "repetition", "kl")}
     cells = {name: table.text("" if number is None else fmt.number(number)) for name, number in numbers.items()}
     return table.TableRow(
@@ -266,7 +266,7 @@ def list_row(row: Row, opened: Row | None) -> table.TableRow:
             cells["repetition"],
             cells["kl"],
             table.text("" if row.get("group") is None else fmt.shorten(str(row["group"]), 12)),
-            table.text(", ".join(odd)),
+            table.text(", ".join(flagged)),
         ],
         opens=row["key"],
         chosen=opened is not None and opened["key"] == row["key"],

@@ -60,7 +60,7 @@ def _marked(part: str, start: int, marks: Sequence[TextSpan]) -> list[str]:
     return [*pieces, part[at - start :]]
 
 
-def odd_words(row: Row) -> list[str]:
+def flags_of(row: Row) -> list[str]:
     """Return the anomalies of a rollout in words, including the cause of its culprit tokens."""
     return [*flags(row), *([f"culprit: {row['culprit']}"] if row.get("culprit") else [])]
 
@@ -74,11 +74,11 @@ def facts(row: Row) -> Markup:
     known += [(label, fmt.shorten(str(entry), 60)) for label, entry in words if entry not in (None, "")]
     parts = [el("span", el("span", f"{label} ", cls="label"), text) for label, text in known]
     look = LOOKS[Word.AT_RISK]
-    odd = [
+    flagged = [
         el("span", el("span", f"{look.shape} ", style=f"color:{look.colour}"), word, cls="rl-word")
-        for word in odd_words(row)
+        for word in flags_of(row)
     ]
-    return el("div", *parts, *odd, cls="rl-facts")
+    return el("div", *parts, *flagged, cls="rl-facts")
 
 
 def cut_words(row: Row) -> str:
@@ -154,7 +154,7 @@ def show_beside(rows: Sequence[Row]) -> None:
     steps = steps_of(rows)
     one, other = st.columns(2, gap="large")
     before = _step(one, "Step", "at", steps, usual[0])
-    after = _step(other, "compared with step", "beside", steps, usual[1])
+    after = _step(other, "Compared with step", "beside", steps, usual[1])
     found = turns(rows, before, after)
     if not found:
         named = f"step {fmt.step(before)} and at step {fmt.step(after)}"

@@ -41,8 +41,8 @@ def test_the_address_says_which_and_in_what_order(store_dir):
 
     worst = rollouts_page(sort="worst reward", to=11)
     assert [row["step"] for row in rows(worst)] == ["11"] * 8 + ["1"] * 8
-    assert rows(rollouts_page(sort="longest"))[0]["odd"] == "repeats itself"
-    assert len(rows(rollouts_page(only="odd"))) == 1
+    assert rows(rollouts_page(sort="longest"))[0]["flags"] == "repeats itself"
+    assert len(rows(rollouts_page(only="flagged"))) == 1
     assert len(rows(rollouts_page(only="reward not above 0"))) == 8
     assert {row["group"] for row in rows(rollouts_page(only="task algebra"))} == {"1"}
     one = rollouts_page(prompt="id2", from_=51, to=51, rollout="1.11.0.3")
@@ -139,7 +139,7 @@ def test_culprits_are_marked_in_the_completion_that_was_kept(store_dir):
     page = rollouts_page(only="with culprits")
 
     assert no_traceback(page)
-    assert [row["odd"] for row in rows(page)] == ["culprit: token ratio"] * 2  # both samples say the same
+    assert [row["flags"] for row in rows(page)] == ["culprit: token ratio"] * 2  # both samples say the same
     assert ">answer</mark>" in html(page)
 
 
@@ -153,7 +153,7 @@ def test_a_response_with_culprits_is_a_rollout_too(store_dir):
     page = rollouts_page(from_=40, to=40)
 
     assert no_traceback(page)
-    assert [(row["step"], row["prompt"], row["odd"]) for row in rows(page)] == [
+    assert [(row["step"], row["prompt"], row["flags"]) for row in rows(page)] == [
         ("40", "How many?", "culprit: token ratio")
     ]
     assert sum(one["culprit"] for one in tables(page)["response"]["tokens"]) == 2
@@ -170,5 +170,5 @@ def test_numbers_that_are_none_are_shown_as_such(store_dir, broken):
 
     assert no_traceback(page)
     assert rows(page)[0]["reward"] in {"NaN", "Inf", "-Inf"}
-    assert rows(page)[0]["odd"].startswith("reward")
+    assert rows(page)[0]["flags"].startswith("reward")
     assert len(rows(page, "turns")) == 2

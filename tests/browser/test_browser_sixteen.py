@@ -96,7 +96,7 @@ def test_4_completions_before_and_after_beside_each_other(runs):
     """From the run's page: two steps are compared without a further press."""
     opened(runs, "seed3")
     runs.get_by_role("link", name="Rollouts").first.click()
-    expect(runs.get_by_text("compared with step")).to_be_visible()
+    expect(runs.get_by_text("Compared with step")).to_be_visible()
     expect(runs.locator("tr.opens", has_text="reward").first).to_be_visible()
     assert presses(runs) == 2
 
