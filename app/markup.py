@@ -32,6 +32,8 @@ STYLE = """<style>
   overflow: hidden auto !important; mask-image: none !important; }
 .rl-store { text-align: right; font-size: .75rem; opacity: .75; overflow-wrap: anywhere; }
 .rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
+@media (max-width: 640px) {  /* a name of 200 characters fills no phone */
+.rl-name { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; } }
 .rl-project { font-weight: 400; opacity: .75; }
 .rl-head { font-size: 1.5rem; font-weight: 600; line-height: 1.3; }
 .rl-facts { font-size: .875rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-variant-numeric: tabular-nums; }

@@ -175,7 +175,7 @@ def finding_row(finding: Finding, repeats: str = "") -> table.TableRow:
             table.text(fmt.step(finding.onset_step)),
             table.text(fmt.step(finding.step)),
             table.details(key, finding.message, finding_evidence(finding)),
-            table.text(finding.detector, quiet=True),
+            table.text(fmt.words(finding.detector), quiet=True),
         ]
     )
 

@@ -234,7 +234,8 @@ def show_head(run_id: str) -> None:
 
 def _name(run: RunInfo) -> Markup:
     project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
-    return el("div", project, fmt.shorten(run.name or run.run_id, 240), cls="rl-name")
+    name = run.name or run.run_id
+    return el("div", project, fmt.shorten(name, 240), cls="rl-name", title=name)
 
 
 def _facts(run: RunInfo, health: StatusWord, step_s: float | None, now: float) -> Markup:
