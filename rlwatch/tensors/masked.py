@@ -161,7 +161,7 @@ class _Reductions:
         if self._x:
             kept = torch.where(torch.stack(self._masks), torch.stack(self._x), self._outside)
             first = SLOTS - len(self._free) - len(self._x)
-            self._function(kept.flatten(1), -1, out=self._results[first : first + len(self._x)])
+            self._function(kept.view(len(self._x), -1), -1, out=self._results[first : first + len(self._x)])
             self._x, self._masks = [], []
 
 
@@ -332,7 +332,8 @@ def _quantile(x: np.ndarray, broken: bool, q: float) -> np.ndarray:
     low, high = math.floor(place), math.ceil(place)
     ordered = np.partition(x, (low, high))
     left, right = ordered[low], ordered[high]
-    return np.asarray(left if left == right else left + (right - left) * x.dtype.type(place - low))
+    with np.errstate(all="ignore"):  # else numpy warns in the trainer's log, or raises, at infinite values
+        return np.asarray(left if left == right else left + (right - left) * x.dtype.type(place - low))
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:

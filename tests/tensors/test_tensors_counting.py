@@ -90,6 +90,18 @@ def test_reductions_of_a_batch_are_computed_when_it_ends():
             assert found.count.item() == alone.count.item()
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 1), (2, 3, 4)])
+def test_values_of_any_shape_are_reduced_together(shape):
+    """A single number is one, too."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    every = torch.ones(shape, dtype=torch.bool)
+    with reducing_together(on_cpu=True):
+        stats = [kind.of(x, every) for kind in (Mean, Max, Min) for _ in range(2)]
+
+    for stat, alone in zip(stats, (x.mean(), x.mean(), x.max(), x.max(), x.min(), x.min()), strict=True):
+        assert stat.value().item() == pytest.approx(alone.item(), rel=1e-6)
+
+
 def test_what_is_shared_is_computed_once_within_a_block():
     """The same tensor comes back for the very same arguments, and nothing is kept afterwards."""
     x, y = torch.randn(3), torch.randn(3)

@@ -1,6 +1,7 @@
 """Masked reductions: the outside does not exist, the inside is never hidden."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -44,6 +45,17 @@ def test_masked_quantile_is_numpys_linear_quantile(row, q):
         assert math.isnan(got)
     else:
         assert got == pytest.approx(np.quantile(x[mask].numpy(), q), rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize("row", [[-math.inf, 0.0], [-math.inf, math.inf], [-3e38, 3e38], [1e-45, 3e-45]])
+def test_a_quantile_of_values_beyond_the_ordinary_disturbs_no_trainer(row):
+    """NumPy would warn in the trainer's log, or raise where the trainer makes warnings or its own errors fatal."""
+    x = torch.tensor(row)
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        got = masked_quantile(x, torch.ones(2, dtype=torch.bool), 0.5).item()
+
+    assert not row[0] < got < row[1] or math.isfinite(got)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
