@@ -714,6 +714,7 @@ function draw(component) {
 function drop(root) {
   BOARDS.get(root)?.destroy();
   BOARDS.delete(root);
+  for (const [part, held] of FIRST) if (held.root === root) FIRST.delete(part); // whatever comes later draws its own
 }
 
 globalThis.rlwatchBoards = { draw, drop };

@@ -88,4 +88,7 @@ async function begin() {
   else mark("none");
 }
 
-begin().catch(() => mark("none")); // Streamlit draws the page in any case
+begin().catch(() => { // Streamlit draws the page in any case, and a part of a picture must not cover it
+  document.getElementById("rl-first")?.remove();
+  mark("none");
+});
