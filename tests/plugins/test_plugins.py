@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import tomllib
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from preloaded import run_program
 
+from rlwatch import plugins
 from rlwatch.plugins import DOORS
 
 ROOT = Path(__file__).parents[2]
@@ -248,3 +251,21 @@ def test_a_forecaster_is_used_where_it_is_asked_for_by_name(site: Path, tmp_path
 
     assert said(site, code, tmp_path, RLWATCH_FORECASTER="never") == "{0.0} []"
     assert "no plugin has a forecaster 'mine'" in said(site, code, tmp_path, RLWATCH_FORECASTER="mine")
+
+
+def test_packages_are_read_from_the_names_of_their_folders_as_their_metadata_tell(monkeypatch, tmp_path):
+    """Name and version; where a zip file or a finder of another package may hold some, nothing is concluded."""
+    known = plugins.installed()
+    told = {one.metadata["Name"].lower().replace("_", "-").replace(".", "-"): one for one in metadata.distributions()}
+    assert known is not None
+    assert set(known) >= set(told)
+    assert {name: known[name][0] or one.version for name, one in told.items()} == {
+        name: one.version for name, one in told.items()
+    }
+
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w"):
+        pass
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "nothing"), str(tmp_path)])
+    assert plugins.installed() == known
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "packed.zip")])
+    assert plugins.installed() is None
