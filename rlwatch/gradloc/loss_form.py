@@ -68,7 +68,7 @@ def columns_of(one: LossPass) -> Tensor:
     }
     nothing = torch.full((1, 1), torch.nan, device=on.device)
     whole = [(nothing if known[name] is None else known[name]).expand(on.shape) for name in COLUMNS]  # type: ignore[union-attr]
-    return torch.stack([torch.where(on, column, torch.nan) for column in whole])
+    return torch.where(on, torch.stack(whole), torch.nan)
 
 
 def sample_of(one: LossPass, most: int = SAMPLED) -> Tensor:

@@ -69,7 +69,8 @@ def measured(one: LossPass) -> Tensor:
         "largest screen": _largest(screened),
     }
     parts |= _of_advantages(one, on) | _of_ratio(one, on)
-    return torch.stack([parts[name].to(torch.float64 if a.device.type == "cpu" else torch.float32) for name in parts])
+    wide = torch.float64 if a.device.type == "cpu" else torch.float32
+    return torch.stack([x if x.is_floating_point() else x.to(wide) for x in parts.values()]).to(wide)
 
 
 def _of_advantages(one: LossPass, on: Tensor) -> dict[str, Tensor]:

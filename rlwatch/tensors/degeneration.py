@@ -112,11 +112,8 @@ def windows(mask: Tensor, n: int) -> Tensor:
     """
     if mask.shape[1] < n:
         return mask.new_zeros((mask.shape[0], 0), dtype=torch.bool)
-    whole, span = mask.bool(), 1
-    while span < n:  # two windows that overlap, or touch, are one of up to twice the length
-        step = min(span, n - span)
-        whole, span = whole[:, :-step] & whole[:, step:], span + step
-    return whole
+    before = pad(mask.bool(), (1, 0)).cumsum(-1)  # number of tokens before each place
+    return before[:, n:] - before[:, :-n] == n
 
 
 def distinct(ids: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:

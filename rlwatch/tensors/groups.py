@@ -84,8 +84,7 @@ class Grouped(Stat):
 
         ``groups`` (B,): ids of the groups.
         """
-        kept = (values.detach().clone(), groups.detach().clone(), mask.detach().bool().clone())
-        return cls(masked_count(mask, mask.float()), *((tensor,) for tensor in kept))
+        return cls(masked_count(mask, mask), (values.detach().clone(),), _copied(groups), _copied(mask.bool()))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -118,6 +117,12 @@ class Grouped(Stat):
     @override
     def value(self) -> Tensor:
         return self.settle().value()
+
+
+@shared
+def _copied(x: Tensor) -> tuple[Tensor]:
+    """Return a copy as the only piece; statistics of one batch share that of its groups, and what is computed of it."""
+    return (x.detach().clone(),)
 
 
 @shared

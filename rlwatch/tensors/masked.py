@@ -57,6 +57,8 @@ class _Shared(threading.local):
     """
 
     results: dict[tuple[object, ...], tuple[object, Any]] | None = None
+    whole: frozenset[int] = frozenset()
+    """Identities of the masks among the results that are True everywhere."""
     later: dict[tuple[object, ...], _Reductions] | None = None
     on_cpu: bool = False
 
@@ -73,13 +75,13 @@ def sharing() -> Iterator[None]:
     That is the count of each mask, and the result of each function that is :func:`shared`. A block within a block
     belongs to it.
     """
-    before = _shared.results
+    before, whole = _shared.results, _shared.whole
     if before is None:
-        _shared.results = {}
+        _shared.results, _shared.whole = {}, frozenset()
     try:
         yield
     finally:
-        _shared.results = before
+        _shared.results, _shared.whole = before, whole
 
 
 def everywhere(like: Tensor) -> Tensor:
@@ -94,15 +96,15 @@ def everywhere(like: Tensor) -> Tensor:
     found = results.get(key)
     if found is None:
         mask = torch.ones(like.shape, dtype=torch.bool, device=like.device)
-        found = results[key] = results[everywhere, id(mask)] = ((mask,), mask)
+        found = results[key] = ((mask,), mask)
+        _shared.whole |= {id(mask)}
     whole: Tensor = found[1]
     return whole
 
 
 def _selects_all(mask: Tensor, x: Tensor) -> bool:
     """Return True if ``mask`` has the shape of ``x`` and is known to be True everywhere; see :func:`everywhere`."""
-    results = _shared.results
-    return results is not None and (everywhere, id(mask)) in results and mask.shape == x.shape
+    return id(mask) in _shared.whole and mask.shape == x.shape
 
 
 # Reductions together: a step has a hundred sums over tokens, each of which alone is several kernel launches.

@@ -40,6 +40,7 @@ from rlwatch.tensors.masked import (
     masked_quantile,
     masked_sum,
     reducing_together,
+    shared,
     sharing,
     widen,
 )
@@ -115,13 +116,18 @@ class TailRatio(Kept):
         return masked_quantile(x, mask, 0.99), masked_quantile(x, mask, 0.5)
 
 
+@shared
+def _largest_and_mean(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return masked_max(x, mask), masked_sum(x, mask) / masked_count(mask, x)
+
+
 @dataclass(frozen=True, slots=True)
 class MaxOverMean(Kept):
     """Ratio of the largest value to the mean, >= 1."""
 
     @override
     def fraction(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return masked_max(x, mask), masked_sum(x, mask) / masked_count(mask, x)
+        return _largest_and_mean(x, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +139,8 @@ class Bubble(Kept):
 
     @override
     def fraction(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        largest = masked_max(x, mask)
-        return largest - masked_sum(x, mask) / masked_count(mask, x), largest
+        largest, mean = _largest_and_mean(x, mask)
+        return largest - mean, largest
 
 
 @dataclass(frozen=True, slots=True)
