@@ -261,9 +261,13 @@ class JudgeThread:
     def _work(self, judging: RowJudge) -> bool:
         """Judge the next rows; return whether there were any."""
         if self._behind:
-            if judging.stored():
+            more, self._behind = True, False  # before the look: the other thread may set it again during it
+            try:
+                more = judging.stored()
+            finally:
+                self._behind = self._behind or more
+            if more:
                 return True
-            self._behind = False
         if self._gathers(judging):
             return False
         rows: list[StepRecord | Event] = []

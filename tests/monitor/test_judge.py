@@ -419,6 +419,27 @@ def until(condition):
     return condition()
 
 
+def test_rows_that_overflow_while_the_judge_looks_into_the_store_are_judged():
+    """They are in the store alone, and came after it was read."""
+    rows, thread = sick(INBOX + 5), JudgeThread(0, pytest.fail)
+
+    class Overtaken(Slow):
+        def stored(self):
+            if self.in_store:
+                return super().stored()
+            self.in_store = rows
+            thread.take(rows[1:])
+            return False
+
+    slow = Overtaken([])
+    slow.gate.set()
+    thread.take(rows[:1])
+    thread.start(lambda: slow)
+    thread.end()
+    assert ended(thread)
+    assert slow.rows == [row.seq for row in rows]
+
+
 @pytest.fixture
 def quick():
     """A judge's thread that has judged a first row."""
