@@ -63,6 +63,20 @@ def test_a_finished_run_is_one_plain_file(tmp_path: Path):
     assert sqlite3.connect(tmp_path / "run" / "run.db").execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
+def test_a_finished_run_that_is_amended_is_one_plain_file_again(tmp_path: Path):
+    """It opens from a directory that cannot be written, as before."""
+    store = open_store(tmp_path)
+    fill(store, steps(1, 2), finish=True)
+    for judged in (1, 2):
+        writer = store.amend_run("run")
+        writer.write([], Progress(judged=judged))
+        writer.close()
+
+        assert store.judged("run")[0] == judged
+        assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.db", "run.lock"]
+        assert sqlite3.connect(tmp_path / "run" / "run.db").execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
 def test_the_file_of_a_finished_run_has_no_unused_pages(tmp_path: Path):
     """Rows that became columns left their pages; a short run's checkpoint is not kept: its rows are judged anew."""
     store = open_store(tmp_path)
