@@ -266,10 +266,13 @@ class FileWriter(Appender):
             db.executescript("PRAGMA incremental_vacuum")  # `execute` would end after the first page
 
     def close(self) -> None:
-        """Close the connection, then release the run's lock; idempotent. A run that had ended is one plain file again."""
+        """Close the connection, then release the run's lock; idempotent.
+
+        A run that had ended, and was amended, is one plain file again.
+        """
         if self._mine() and self.db is not None:
             self._end_journal(end_stored=not holds_end(self._files.directory))
-            if self.run.state is not RunState.RUNNING:  # it was amended
+            if self.run.state is not RunState.RUNNING:
                 with suppress(sqlite3.Error):
                     _leave_wal(self.db, self._where, self.readers_leave_s)
             self.db.close()
