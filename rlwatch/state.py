@@ -600,16 +600,18 @@ def _brief(
     title = TITLES[state]
     if state is State.NOT_JUDGED:
         return f"{title}: {_unjudged(evidence)}"
+    judged = "" if evidence.unjudged_from is None else f" before step {step(evidence.unjudged_from)}"
     if state is State.HEALTHY:
-        where = f" at step {step(evidence.ending.at)}" if evidence.ongoing and evidence.ending.at is not None else ""
-        where = f" before step {step(evidence.unjudged_from)}" if evidence.unjudged_from is not None else where
+        at_end = f" at step {step(evidence.ending.at)}" if evidence.ongoing and evidence.ending.at is not None else ""
+        where = judged or at_end
         if (remark := _last_rows(evidence)) is not None:
             return f"{title}{where}, but {remark.entry.happened} from step {step(remark.onset)}: too few rows to judge"
         return f"{title}{where}: no failure was found{_only_reward(evidence)}{_later(evidence)}"
     if state is State.RECOVERED:
         past = list(dict.fromkeys(map(_past, _critical_once(evidence))))
-        text = f"{title}: {_some(past, BROKEN)}"
-        return text if len(text) < HEADLINE else f"{title}: {_some(past[-1:] + past[:-1], 1)}"
+        text = f"{title}{judged}: {_some(past, BROKEN)}"
+        text = text if len(text) < HEADLINE else f"{title}{judged}: {_some(past[-1:] + past[:-1], 1)}"
+        return f"{text}{_later(evidence)}"
     if state is State.COLLAPSED:
         return f"{title} at step {step(at)}: {_broke(broken)}"
     if state is State.NOT_LEARNING:

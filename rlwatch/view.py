@@ -345,7 +345,7 @@ def unjudged_from(store: Store, run: RunInfo, ending: Ending) -> int | None:
         return None
     rows = store.records(run.run_id, after_seq=judged, limit=AT_A_LOOK)
     steps = {row.step for row in rows}
-    few = len(steps) <= WAITING_STEPS and len(rows) < AT_A_LOOK
+    few = len(steps) <= WAITING_STEPS and (len(rows) < AT_A_LOOK or run.last_step in steps)  # all ranks' of one step
     if not rows or (ending.how is End.GOES_ON and (few or (run.last_ts or 0.0) - rows[0].ts <= WAITING_S)):
         return None
     return min(steps)

@@ -389,6 +389,35 @@ def test_rows_of_the_newest_seconds_of_a_live_run_may_wait(rows_per_second, wait
     assert unjudged_from(store, run, ending_of(run, gone=True)) == 11
 
 
+def test_the_many_rows_of_an_open_step_wait_for_its_end():
+    """Those of all ranks, over the seconds that the step takes; the steps after it are not many either."""
+    store = open_store("memory://open-step")
+    writer = store.open_run(RunInfo("run"))
+    writer.write([StepRecord(step, {"reward": 0.5}, ts=float(step)) for step in range(1, 61)], Progress(judged=60))
+    writer.write([StepRecord(61, {f"m{rank}": 0.5}, ts=61.0 + rank, rank=rank) for rank in range(200)])
+    run = store.run("run")
+    assert unjudged_from(store, run, ending_of(run)) is None
+
+    writer.write([StepRecord(step, {"reward": 0.5}, ts=200.0 + step) for step in range(62, 80)])
+    run = store.run("run")
+    assert unjudged_from(store, run, ending_of(run)) == 61
+
+
+def test_a_run_is_recovered_as_far_as_it_was_searched():
+    """What came later may have failed again."""
+    store = open_store("memory://recovered-as-far")
+    writer = store.open_run(RunInfo("run"))
+    writer.write([StepRecord(step, {"reward": 0.5}) for step in range(300)])
+    writer.write([SPIKE, SPIKE_OVER], Progress(judged=200))
+    writer.finish(RunState.FINISHED, "", 1.0)
+    writer.close()
+    verdict = stored_verdict(store, store.run("run"))
+
+    assert verdict.state is State.RECOVERED
+    assert verdict.brief.startswith("Recovered before step 200: ")
+    assert verdict.brief.endswith(", later steps are not judged yet")
+
+
 def test_a_run_whose_findings_were_stored_without_a_position_was_judged():
     """As earlier versions imported logs."""
     store = open_store("memory://imported-before")
