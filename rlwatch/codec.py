@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass, replace
 from enum import Enum
+from functools import cache
 from math import copysign
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -229,8 +230,16 @@ def _hint(kind: type, annotation: Any) -> Any:
     """Return the type of an annotation; ``Any`` if its module lacks the name (such as ``np`` for type checkers)."""
     if not isinstance(annotation, str):
         return annotation
-    for owner in kind.__mro__:
-        names = vars(sys.modules.get(owner.__module__, SimpleNamespace()))
+    return _resolved(tuple(dict.fromkeys(owner.__module__ for owner in kind.__mro__)), annotation)
+
+
+@cache
+def _resolved(modules: tuple[str, ...], annotation: str) -> Any:
+    """Return the type of an annotation by the names of the first module that has them; cached, as most fields have one
+    of a few annotations.
+    """
+    for module in modules:
+        names = vars(sys.modules.get(module, SimpleNamespace()))
         try:
             return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), globalns=names)["it"]
         except NameError:

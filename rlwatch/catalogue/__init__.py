@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlwatch.errors import ConfigError
+from rlwatch.patterns import lazy_pattern
 from rlwatch.records import JSON, Severity
 
 REACH = 300
@@ -179,7 +180,7 @@ def _kind(name: str, table: Mapping[str, Any]) -> FindingKind:
 
 def _knob(name: str, table: Mapping[str, Any]) -> Knob:
     fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in table.items()}
-    fields["options"] = tuple(re.compile(pattern) for pattern in fields.get("options", ()))
+    fields["options"] = tuple(map(lazy_pattern, fields.get("options", ())))
     fields["do"] = _uses(fields["do"])
     try:
         return Knob(name=name, **fields)

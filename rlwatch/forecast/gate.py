@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from rlwatch.errors import ConfigError
 
@@ -121,7 +121,7 @@ GAINS = ("auroc_over_clock", "auroc_over_line", "brier_over_clock", "brier_over_
 @cache
 def measured() -> dict[str, Skill]:
     """Return class -> skill at 50 steps, from the shipped table; empty if this installation has none."""
-    path = files("rlwatch.forecast") / "shipped" / "skill.json"
+    path = Path(__file__).with_name("shipped") / "skill.json"
     if not path.is_file():
         return {}
     return {each["class"]: skill_of(each) for each in json.loads(path.read_text())["classes"] if each["decides"]}

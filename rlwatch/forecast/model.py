@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
-from importlib.resources import files
 from itertools import islice, pairwise
 from operator import add
 from pathlib import Path
@@ -436,15 +435,17 @@ class _WrongError(ValueError):
 
 
 SHIPPED = "the shipped forecasting model"
+FOLDER = Path(__file__).with_name("shipped")
+"""The shipped model, its outline, and what it is worth on each kind of log."""
 
 
 @cache
 def _shipped_bytes() -> bytes:
-    return (files("rlwatch.forecast") / "shipped" / "hazard.json").read_bytes()
+    return (FOLDER / "hazard.json").read_bytes()
 
 
 def _shipped_hash() -> str:
-    return (files("rlwatch.forecast") / "shipped" / "hazard.sha256").read_text().split()[0]
+    return (FOLDER / "hazard.sha256").read_text().split()[0]
 
 
 def shipped_model() -> Model:
@@ -460,7 +461,7 @@ def shipped_outline() -> Outline:
     """
     pinned = _pinned(_shipped_bytes(), _shipped_hash(), SHIPPED)
     try:
-        raw = _mapping(json.loads((files("rlwatch.forecast") / "shipped" / "outline.json").read_bytes()), "the file")
+        raw = _mapping(json.loads((FOLDER / "outline.json").read_bytes()), "the file")
         if raw.get("sha256") != pinned:
             raise _WrongError("it belongs to another model")
         sparse = Outline(**_read_outline(raw["sparse"])) if "sparse" in raw else None

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from rlwatch.records import JSON
@@ -64,7 +64,7 @@ def alert_schema() -> dict[str, JSON]:
     >>> alert_schema()["properties"]["schema_version"]["const"]
     1
     """
-    schema: dict[str, JSON] = json.loads((files("rlwatch.notify") / SCHEMA_FILE).read_text(encoding="utf-8"))
+    schema: dict[str, JSON] = json.loads(Path(__file__).with_name(SCHEMA_FILE).read_text(encoding="utf-8"))
     return schema
 
 
