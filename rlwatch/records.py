@@ -9,16 +9,17 @@ stream.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
 
+T = TypeVar("T")
 JSON = Any
 """A value that ``json`` can write: str, int, float, bool, None, list, dict."""
 
@@ -327,7 +328,7 @@ class ClosedStep:
         whole = all_finite(metrics.values())
         numbers = metrics if whole else {name: value for name, value in metrics.items() if isfinite(value)}
         object.__setattr__(self, "numbers", numbers)
-        object.__setattr__(self, "beginning", _beginning(tuple(metrics)))
+        object.__setattr__(self, "beginning", _beginning.of(metrics))
 
     def get(self, *names: str) -> float | None:
         """Return the value of the first of the metrics ``names`` that was measured (may be NaN or infinite); None if
@@ -340,10 +341,31 @@ class ClosedStep:
         return None
 
 
-@lru_cache(maxsize=64)
-def _beginning(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:  # noqa: ARG001  (the key of the cache)
+class ByNames(Generic[T]):
+    """Results of a function of the names of a row's metrics, in their order, remembered for the newest rows.
+
+    The next row mostly has the same names, which are compared in a third of the time that a look-up takes.
+    """
+
+    def __init__(self, made: Callable[[tuple[str, ...]], T]) -> None:
+        self._made = lru_cache(maxsize=64)(made)
+        self._newest: tuple[list[str], T] | None = None
+
+    def of(self, metrics: Mapping[str, float]) -> T:
+        """Return it for the names of ``metrics``, the same object for the same names."""
+        newest, names = self._newest, list(metrics)
+        if newest is not None and newest[0] == names:
+            return newest[1]
+        found = self._made(tuple(names))
+        self._newest = names, found
+        return found
+
+
+def _empty(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:  # noqa: ARG001
     return {}
 
+
+_beginning = ByNames(_empty)
 
 GROUP_TAG = "group:"
 """Prefix of a tag that assigns a run to a group: runs of one configuration that differ in the seed only."""

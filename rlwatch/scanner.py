@@ -8,7 +8,7 @@ run, row by row.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Self, TypeAlias, cast
@@ -282,7 +282,9 @@ def replay(
         As for :func:`scan`.
     """
     trainer = source or imported.source
-    records = _without_guesses(imported.records, trainer)
+    written = _written(imported.records)
+    left_out = shadowed(written, trainer)
+    records = _without(left_out, imported.records)
     monitor = Monitor(
         run_id=imported.name or imported.path,
         source=trainer,
@@ -295,7 +297,7 @@ def replay(
     )
     outcomes = list(monitor.observing_all(_arriving(progress(records) if progress else records, events)))
     outcome = joined([*outcomes, monitor.close()])
-    names = NamesRead.of(imported.records, records, trainer)
+    names = NamesRead.of(written, left_out, records, trainer)
     return Report(
         source=imported.path,
         format=imported.format,
@@ -335,16 +337,14 @@ class NamesRead:
     unread: dict[str, str]
 
     @classmethod
-    def of(cls, given: Sequence[StepRecord], records: Sequence[StepRecord], trainer: str) -> Self:
-        """Read the names of metrics in the rows ``given``, as logged by ``trainer``.
+    def of(cls, written: Sequence[str], left_out: Set[str], records: Sequence[StepRecord], trainer: str) -> Self:
+        """Read the names ``written`` in a log of ``trainer``, in the order in which they first appear.
 
-        ``records``: the rows that are judged, from which names that a closer name replaces were removed.
+        ``left_out``: those that a closer name replaces. ``records``: the rows that are judged, without these.
         """
-        names = sorted(_names(given))
+        names = sorted(written)
         metrics = tuple(sorted(known(names, trainer)))
-        last: dict[str, float] = {}
-        for record in records:
-            last.update(record.metrics)
+        last = _last([name for name in written if name not in left_out], records)
         _, origin = canonicalise(last, trainer)
         readings = {name: resolve(name, trainer) for name in origin.values()}
         guessed = {
@@ -407,9 +407,27 @@ def _arriving(records: Iterable[StepRecord], events: Sequence[Event]) -> Iterato
         yield record
 
 
-def _names(records: Iterable[StepRecord]) -> set[str]:
-    """Return all names of metrics in the rows; most rows have the same ones."""
-    return set().union(*{tuple(record.metrics) for record in records})
+def _written(records: Iterable[StepRecord]) -> list[str]:
+    """Return all names of metrics in the rows, in the order in which they first appear."""
+    names, before = dict[str, None](), list[str]()
+    for record in records:
+        row = list(record.metrics)
+        if row != before:
+            names |= dict.fromkeys(row)
+            before = row
+    return list(names)
+
+
+def _last(names: Sequence[str], records: Sequence[StepRecord]) -> dict[str, float]:
+    """Return the last value of each of the metrics ``names`` in the rows, in their order."""
+    found, missing = dict[str, float](), set(names)
+    for record in reversed(records):
+        if not missing:
+            break
+        row = record.metrics
+        found |= {name: row[name] for name in missing & row.keys()}
+        missing -= row.keys()
+    return {name: found[name] for name in names}
 
 
 def ending_of_log(imported: ImportedRun) -> Ending:
@@ -423,9 +441,8 @@ def ending_of_log(imported: ImportedRun) -> Ending:
     return Ending(End.STOPPED, steps[-1], f"the log stops at step {step(steps[-1])} of {step(planned)}")
 
 
-def _without_guesses(records: Sequence[StepRecord], source: str) -> Sequence[StepRecord]:
-    """Return the records without guessed metrics for which the run logs a closer name."""
-    left_out = shadowed(_names(records), source)
+def _without(left_out: Set[str], records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+    """Return the records without the metrics ``left_out``."""
     if not left_out:
         return records
     return [

@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rlwatch.records import ByNames
 from rlwatch.stats import median
 
 
@@ -99,12 +99,14 @@ SPREAD_METRICS = ("reward/std", "reward/group_std")
 BY_SIGNAL = {signal.name: signal for signal in SIGNALS}
 
 
-@lru_cache(maxsize=64)
-def _places(names: tuple[str, ...]) -> tuple[tuple[int, str, bool], ...]:
+def _places_of(names: tuple[str, ...]) -> tuple[tuple[int, str, bool], ...]:
     """Signals that a row with these names has, with the metric of each: rows of a run nearly all name the same."""
     there = set(names)
     firsts = (next((name for name in signal.metrics if name in there), None) for signal in SIGNALS)
     return tuple((i, name, SIGNALS[i].complement) for i, name in enumerate(firsts) if name is not None)
+
+
+_places = ByNames(_places_of)
 
 
 # The last rows of a run's signals, and the level they started from.
@@ -239,7 +241,7 @@ class SignalHistory:
     def _read(self, metrics: Mapping[str, float], row: Floats) -> bool:
         """Put the values of a row into ``row``; whether a signal that had been a number no longer is."""
         broken = False
-        for i, name, complement in _places(tuple(metrics)):
+        for i, name, complement in _places.of(metrics):
             value = 1.0 - metrics[name] if complement else metrics[name]
             mine = self.source[i]
             if mine is None:

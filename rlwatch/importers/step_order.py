@@ -100,6 +100,8 @@ class StepOrder:
         self._kinds: dict[frozenset[str], _Kind] = {}
         self._written: dict[tuple[str, ...], _Kind] = {}
         """The kinds by their names in the order of the row, for a faster lookup."""
+        self._newest: tuple[list[str], _Kind] | None = None
+        """Names of the newest row, with its kind."""
         self._main: _Kind | None = None
         """Kind with the most rows."""
         self._sets: dict[frozenset[str], frozenset[str]] = {}
@@ -123,9 +125,10 @@ class StepOrder:
 
         ``row`` itself is among them unless it is held back. Rows that are left out are counted in ``skips``.
         """
-        kind = self._written.get(tuple(row.metrics))
-        if kind is None:
-            kind = self._kind(row)
+        newest, names = self._newest, list(row.metrics)
+        if newest is None or newest[0] != names:
+            newest = self._newest = names, self._written.get(tuple(names)) or self._kind(row)
+        kind = newest[1]
         if kind is self._main and not self._held and 0 < row.step - self._at <= self._widest:
             return self._next(row, kind)
         if row.starts and self._holding is not _Holding.NOTHING:

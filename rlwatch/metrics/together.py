@@ -66,6 +66,8 @@ class RowReader:
         """True once a loss, and a metric that only a policy has, was logged."""
         self._closest: dict[str, int] = {}
         self._plans: dict[tuple[str, ...], _Plan] = {}
+        self._newest: tuple[list[str], _Plan] | None = None
+        """Names of the newest row, with its plan."""
         self._learn(names)
 
     def read(self, name: str) -> RoleReading | None:
@@ -84,14 +86,10 @@ class RowReader:
 
     def canonicalise(self, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
         """Return the values of a row by canonical metric name, and the source name of each canonical name."""
-        names = tuple(metrics)
-        plan = self._plans.get(names)
-        if plan is None:
-            if not self._seen.issuperset(names):
-                self._learn(names)
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[names] = self._planned(names)
+        newest, given = self._newest, list(metrics)
+        if newest is None or newest[0] != given:
+            newest = self._newest = given, self._plan(tuple(given))
+        plan = newest[1]
         origin = plan.certain.copy()
         values = dict(zip(plan.certain, plan.values(metrics), strict=True))
         for metric, candidates in plan.guesses:
@@ -100,6 +98,17 @@ class RowReader:
                     values[metric], origin[metric] = metrics[name], name
                     break
         return values, origin
+
+    def _plan(self, names: tuple[str, ...]) -> _Plan:
+        """Return the plan for a row with these names, which may be new."""
+        plan = self._plans.get(names)
+        if plan is None:
+            if not self._seen.issuperset(names):
+                self._learn(names)
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[names] = self._planned(names)
+        return plan
 
     def _learn(self, names: Iterable[str]) -> None:
         self._plans.clear()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from rlwatch.alerts.engine import AlertEngine
@@ -38,6 +37,7 @@ from rlwatch.records import (
     COMMAND,
     Alert,
     AlertState,
+    ByNames,
     ClosedStep,
     Event,
     Finding,
@@ -415,22 +415,20 @@ def has_nonfinite(record: StepRecord) -> bool:
 
 def is_forecast(record: StepRecord) -> bool:
     """Return whether the row contains only a forecast, as in the log of another tracker on a watched run."""
-    return _only_forecasts(tuple(record.metrics))
+    names = record.metrics
+    return bool(names) and next(iter(names)).startswith(FORECAST) and all(name.startswith(FORECAST) for name in names)
 
 
-@lru_cache(maxsize=64)
-def _only_forecasts(names: tuple[str, ...]) -> bool:
-    return bool(names) and all(name.startswith(FORECAST) for name in names)
-
-
-@lru_cache(maxsize=64)
-def _forecasts(names: tuple[str, ...]) -> tuple[str, ...]:
+def _forecasts_among(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name.startswith(FORECAST))
+
+
+_forecasts = ByNames(_forecasts_among)
 
 
 def _view(record: StepRecord, metrics: Mapping[str, float], reader: RowReader) -> ClosedStep:
     values, origin = reader.canonicalise(metrics)
-    for name in _forecasts(tuple(values)):
+    for name in _forecasts.of(values):
         del values[name], origin[name]
     return ClosedStep(record.step, values, origin, record.ts, record.attempt, record.seq)
 
