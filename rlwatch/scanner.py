@@ -295,8 +295,8 @@ def replay(
         explains=False,
         acts=False,
     )
-    outcomes = list(monitor.observing_all(_arriving(progress(records) if progress else records, events)))
-    outcome = joined([*outcomes, monitor.close()])
+    arriving = _arriving(progress(records) if progress else records, events)
+    outcome = joined(monitor.observing_all(arriving, closes=True))
     names = NamesRead.of(written, left_out, records, trainer)
     return Report(
         source=imported.path,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property, lru_cache, partial
-from statistics import fmean
-from typing import Any, ClassVar
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
 
 from rlwatch.catalogue import ROOM, reported_by
 from rlwatch.detectors.index import LazyDetector
@@ -446,6 +446,8 @@ class SeriesHistory:
         self.low, self.high = math.inf, -math.inf
         self._course: tuple[int, list[float], list[float]] = (-1, [], [])
         """Version of the points, their steps, and their values."""
+        self._sums: tuple[int, ExactSums] = (-1, ExactSums([]))
+        """Version of the points, and sums of their values."""
         self._of: tuple[int, int, float, float] | None = None
         """Arguments of the last call of :meth:`gained`, and"""
         self._answer = (0.0, 0.0)
@@ -503,31 +505,51 @@ class SeriesHistory:
         of = (version, begins, self.low, self.high)
         if of == self._of:
             return self._answer
-        values = values[begins:]
-        half, scale = len(values) // 2, self.high - min(self.low, 0.0)
+        if self._sums[0] != version:
+            self._sums = version, ExactSums(values)
+        of_points, end, scale = self._sums[1], len(values), self.high - min(self.low, 0.0)
+        half = begins + (end - begins) // 2
         # The halves of a straight line are half of its rise apart in the mean; an early rise shows in the first points.
-        slow, early = _change(values[:half], values[half:]), _change(values[:FIRST], values[half:])
+        last = of_points.of(half, end)
+        slow, early = _change(of_points.of(begins, half), last), _change(of_points.of(begins, begins + FIRST), last)
         self._of, self._answer = of, (min(2.0 * slow[0], early[0]) / scale, max(2.0 * slow[1], early[1]) / scale)
         return self._answer
 
 
-def _change(first: list[float], last: list[float]) -> tuple[float, float]:
+def _change(first: Mean, last: Mean) -> tuple[float, float]:
     """Return the bounds of the difference of two means, noise included."""
-    noise = ERRORS * math.sqrt(_variance(first) / len(first) + _variance(last) / len(last))
-    change = fmean(last) - fmean(first)
+    noise = ERRORS * math.sqrt(first.variance / first.points + last.variance / last.points)
+    change = last.mean - first.mean
     return change - noise, change + noise
 
 
-def _variance(values: list[float]) -> float:
-    """Return the variance of at least two finite values, correctly rounded like :func:`statistics.variance`, faster.
+class Mean(NamedTuple):
+    """Mean and variance of so many ``points``, both rounded as those of Python's ``statistics`` are."""
 
-    Floats are integers over powers of two, so over the largest of these powers their sums are exact.
+    points: int
+    mean: float
+    variance: float
+
+
+class ExactSums:
+    """Sums of finite values and of their squares from the first one on, from which those of any part follow.
+
+    Floats are integers over powers of two, so over the largest of these powers the sums are exact.
     """
-    parts = [value.as_integer_ratio() for value in values]
-    over = max(below for _, below in parts)
-    whole = [above * (over // below) for above, below in parts]
-    count, total = len(whole), sum(whole)
-    return (count * sum([each * each for each in whole]) - total * total) / (count * (count - 1) * over * over)
+
+    def __init__(self, values: Sequence[float]) -> None:
+        parts = [value.as_integer_ratio() for value in values]
+        over = self._over = max((below for _, below in parts), default=1)
+        whole = [above * (over // below) for above, below in parts]
+        self._sums = list(accumulate(whole, initial=0))
+        self._squares = list(accumulate([each * each for each in whole], initial=0))
+
+    def of(self, begins: int, ends: int) -> Mean:
+        """Return mean and variance of the values from the place ``begins`` until ``ends``, at least two."""
+        count, over = ends - begins, self._over
+        total, squares = self._sums[ends] - self._sums[begins], self._squares[ends] - self._squares[begins]
+        variance = (count * squares - total * total) / (count * (count - 1) * over * over)
+        return Mean(count, total / over / count, variance)
 
 
 # Stretches of consecutive rows that a detector may read at once: most cannot have a finding, and one look shows it.

@@ -204,11 +204,12 @@ class Monitor:
             yield from self._begin_attempt(item)
         yield from self._continued(item)
 
-    def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[MonitorOutcome]:
+    def observing_all(self, items: Iterable[StepRecord | Event], *, closes: bool = False) -> Generator[MonitorOutcome]:
         """Judge many rows and events and yield their outcomes; faster than one by one, as forecasts are computed in
         batches.
 
-        For stored rows only: it reads up to :data:`AT_ONCE` steps ahead of the outcomes it yields.
+        For stored rows only: it reads up to :data:`AT_ONCE` steps ahead of the outcomes it yields. ``closes``: no
+        further row will come, so the step that is still open is judged, too, as by :meth:`close`.
         """
         views: list[ClosedStep | Arrived] = []
         for item in items:
@@ -219,6 +220,8 @@ class Monitor:
             views += self._gathering.add(item, self._reader)
             if len(views) >= AT_ONCE:
                 yield from self._judge.each_of(views)
+        if closes:
+            views += self._gathering.close(self._reader)
         yield from self._judge.each_of(views)
 
     def close(self) -> MonitorOutcome:

@@ -82,7 +82,7 @@ def test_a_log_taken_whole_says_what_its_rows_say_one_by_one(name):
     one_by_one, at_once = (Monitor(run_id="run", history=past) for _ in range(2))
     said = total([*map(one_by_one.observe, items), one_by_one.close()])
 
-    assert repr(said) == repr(total([*at_once.observing_all(items), at_once.close()]))
+    assert repr(said) == repr(total(at_once.observing_all(items, closes=True)))
     assert sum(not forecast.absent for forecast in said.forecasts) > 20
 
 
