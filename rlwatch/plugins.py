@@ -121,7 +121,7 @@ def found(door: str) -> tuple[Plugin, ...]:
     return tuple(_loaded(door, point) for point in points)
 
 
-def installed() -> dict[str, tuple[str, Path]] | None:
+def installed() -> dict[str, tuple[str, str]] | None:
     """Return name (lower case, ``-`` for ``_``) -> version and folder of the metadata of each installed package.
 
     They are read from the names of the folders, in a tenth of the time of ``importlib.metadata``. None where only that
@@ -130,7 +130,7 @@ def installed() -> dict[str, tuple[str, Path]] | None:
     """
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return None
-    found: dict[str, tuple[str, Path]] = {}
+    found: dict[str, tuple[str, str]] = {}
     for place in map(Path, sys.path):
         if place.suffix == ".egg" or place.is_file():
             return None
@@ -139,19 +139,19 @@ def installed() -> dict[str, tuple[str, Path]] | None:
     return found
 
 
-def _in_folder(place: Path) -> Iterator[tuple[str, str, Path]]:
+def _in_folder(place: Path) -> Iterator[tuple[str, str, str]]:
     with suppress(OSError):  # a folder of the path need not exist
         for folder in os.scandir(place):
             stem, _, kind = folder.name.rpartition(".")
             if kind in ("dist-info", "egg-info"):
                 name, version, *_ = *stem.split("-"), ""
-                yield name.lower().replace("_", "-").replace(".", "-"), version, Path(folder)
+                yield name.lower().replace("_", "-").replace(".", "-"), version, folder.path
 
 
 def _may_be_any() -> bool:
     """Return whether an installed package may extend rlwatch: False only if none has such an entry point."""
     packages = installed()
-    return packages is None or any(_extends(folder / "entry_points.txt") for _, folder in packages.values())
+    return packages is None or any(_extends(Path(folder, "entry_points.txt")) for _, folder in packages.values())
 
 
 def _extends(entry_points: Path) -> bool:

@@ -299,6 +299,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 """The default rules except ``other``, in order, with their delays. The catalogue lists the kinds of each."""
 
 
+@cache
 def default_rules() -> tuple[Rule, ...]:
     """Return the default alert rules: one for each failure, one for all other findings, and one for heartbeats.
 

@@ -64,13 +64,12 @@ def git(directory: str) -> dict[str, str]:
     """Return ``commit`` and ``branch`` of the code in a directory, and the number of ``changed_files``; empty without
     git.
     """
-    commit = _answer("git", "-C", directory, "rev-parse", "HEAD")
-    if not commit:
+    names = (_answer("git", "-C", directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD") or "").splitlines()
+    if not names:
         return {}
     changed = _answer("git", "-C", directory, "status", "--porcelain", "--untracked-files=no")
-    branch = _answer("git", "-C", directory, "rev-parse", "--abbrev-ref", "HEAD")
     dirty = {} if changed is None else {"changed_files": str(len(changed.splitlines()))}
-    return {"commit": commit, **({"branch": branch} if branch else {}), **dirty}
+    return {**dict(zip(("commit", "branch"), names, strict=False)), **dirty}
 
 
 @cache
