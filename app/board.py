@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -390,6 +391,8 @@ EDGE, BEYOND = 0.02, 2.0
 """Largest share of the rows at either end that may be outliers, and their least distance from the rest
 in spans of it.
 """
+FARTHEST_END = 1e306
+"""Largest magnitude of an end of an axis: the length of the axis, and its margins, are numbers as well."""
 RUN = 3
 """Most neighbouring rows that may be outliers together; more are a change, not a spike."""
 
@@ -442,10 +445,10 @@ def axis_range(
     >>> axis_range((2.0, 2.0))
     (1.9, 2.1)
     """
-    low, high = ends
+    low, high = (min(max(end, -FARTHEST_END), FARTHEST_END) for end in ends)
     if scale == LOG:
-        factor = max((high / low) ** ROOM, 1.1)
-        return low / factor, high * factor
+        factor = max(min(high / low, sys.float_info.max) ** ROOM, 1.1)
+        return max(low / factor, sys.float_info.min), min(high * factor, FARTHEST_END)
     room = ROOM * (high - low) or 0.05 * abs(high) or 0.5
     bottom, top = low - room, high + room
     if limits[0] is not None and low >= limits[0]:

@@ -6,6 +6,7 @@ bucket with non-finite values keeps one of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -230,10 +231,12 @@ def in_unit_square(curve: ThinnedCurve, band: Floats | None = None) -> tuple[lis
     everywhere = [*curve.steps.tolist(), *(step for step, _ in curve.bad)]
     first, width = min(everywhere, default=0), (max(everywhere, default=0) - min(everywhere, default=0)) or 1
     shown = curve.values if band is None else band
-    low, height = (shown.min(), np.ptp(shown)) if len(curve) else (0.0, 0.0)
+    # Of halves, because the difference of two numbers may be beyond a float; a band may be beyond it as well.
+    low, high = (float(shown.min()) / 2, float(shown.max()) / 2) if len(curve) else (0.0, 0.0)
+    height = high - low
 
     def up(value: float) -> float:
-        return round(float((value - low) / height), 4) if height else 0.5
+        return round((float(value) / 2 - low) / height, 4) if 0 < height < math.inf else 0.5
 
     columns = (curve.values,) if band is None else (curve.values, band[0], band[1])
     drawn = [

@@ -1,14 +1,17 @@
 """First picture of a page, before its session exists: the same list and charts, for the same people."""
 
 import json
+import math
 import re
+from contextlib import closing
 
 import pytest
 from app_world import danger_run, run_page, runs_page, tables, write_run
 from rlwatch_app import gate, preload
 from test_api import client
 
-from rlwatch.records import RunState
+from rlwatch.records import RunInfo, RunState, StepRecord
+from rlwatch.store.url import open_store
 
 
 def test_the_first_list_is_the_list_of_the_page(store_dir):
@@ -64,6 +67,23 @@ def test_a_run_without_charts_or_none_at_all_has_no_first_charts(store_dir):
     assert client().get("/first/run/light?run=none").status_code == 404
     assert client().get("/first/run/light").status_code == 404
     assert client().get("/first/rules/light?run=bare").status_code == 400
+
+
+@pytest.mark.parametrize("level", [1e308, 1.7e308])
+@pytest.mark.parametrize("signs", [(1, -1), (1, 1)])
+def test_values_as_large_as_numbers_get_break_neither_the_list_nor_their_charts(store_dir, level, signs):
+    """The length of such an axis is no number; other runs are in the same list."""
+    with closing(open_store(str(store_dir)).open_run(RunInfo("far", state=RunState.RUNNING))) as writer:
+        rows = [{"reward": level * signs[s % 2], "entropy": 5e-324 if s % 9 else level} for s in range(40)]
+        writer.write([StepRecord(step, row) for step, row in enumerate(rows)])
+    (row,) = client().get("/first/runs/light").json()["table"]["rows"]
+    points = [point for cell in row["cells"] for point in cell.get("points") or ()]
+    boards = client().get("/first/run/light?run=far").json()["boards"]
+    (reward,) = [panel for panel in boards["board-strip"]["strip"] if panel["name"] == "reward"]
+
+    assert points
+    assert all(0 <= end <= 1 for point in points for end in point)
+    assert math.isfinite(reward["range"][1] - reward["range"][0])
 
 
 def test_without_a_session_nothing_is_shown_first(store_dir):
