@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from rlwatch.tensors.masked import keep, masked_count, shared, widen
+from rlwatch.tensors.masked import ascending, keep, masked_count, shared, widen
 from rlwatch.tensors.mergeable import Mean, Stat, Total, cat
 
 
@@ -485,7 +485,7 @@ class Agreement(Grouped):
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
         # One key for (group, token): sorted along each position, equal keys lie together, and each agrees with as many
         # as stand before it in its run: 0 + 1 + ... + (m - 1) = m (m - 1) / 2.
-        key = torch.where(mask, grouping.labels.unsqueeze(-1) * _BASE + values, -1).T.sort(-1).values
+        key = ascending(torch.where(mask, grouping.labels.unsqueeze(-1) * _BASE + values, -1).T)
         fresh = torch.ones_like(key, dtype=torch.bool)
         fresh[:, 1:] = key[:, 1:] != key[:, :-1]
         place = torch.arange(key.shape[1], device=key.device).expand_as(key)
