@@ -302,8 +302,9 @@ def mean_words(values: Sequence[float | None]) -> str:
     odd = f"NaN in {len(held) - len(finite)}" if len(finite) < len(held) else ""
     if not finite:
         return odd or fmt.NOTHING
-    mean = float(np.mean(finite))
-    spread = f" ± {_to_places_of(mean, float(np.std(finite, ddof=1)))}" if len(finite) > 1 else ""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan
+    spread = f" ± {_to_places_of(mean, deviation)}" if math.isfinite(mean) and math.isfinite(deviation) else ""
     return f"{fmt.number(mean)}{spread}" + (f", {odd}" if odd else "")
 
 

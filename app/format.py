@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ from rlwatch.wording import NOTHING, THIN, age, chance, duration, number, percen
 
 __all__ = [
     "NOTHING", "THIN", "age", "chance", "duration", "event_words", "evidence_line", "evidence_lines", "evidence_value",
-    "number", "percent", "plural", "shorten", "step", "words",
+    "names_step", "number", "percent", "plural", "shorten", "step", "words",
 ]  # fmt: skip
 
 _TURNS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -26,6 +27,15 @@ def shorten(text: str, limit: int) -> str:
     """
     clean = "".join(" " if unicodedata.category(c) == "Cc" or c in _TURNS else c for c in text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def names_step(text: str, at: int) -> bool:
+    r"""Return whether ``text`` names the step ``at``, not only a longer number that begins with its digits.
+
+    >>> [names_step(text, 12) for text in ("at step 12: why", "at step 120", "at step 12\u202f480")]
+    [True, False, False]
+    """
+    return re.search(rf"\bstep {step(at)}(?!{THIN}?\d)", text) is not None
 
 
 # The numbers of a finding, an alert or an event, as text.

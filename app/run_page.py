@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -50,7 +49,7 @@ def cause_line(diagnosis: Diagnosis) -> Markup:
         return el("div", label, diagnosis.why_not, cls="rl-why")
     first = diagnosis.causes[0]
     began = f"step {fmt.step(first.onset_step)}"
-    since = [] if began in first.title else [f"since {began}"]
+    since = [] if fmt.names_step(first.title, first.onset_step) else [f"since {began}"]
     reasons = " · ".join([*since, f"{first.sure.words}: {first.why}"])
     return el("div", label, el("b", first.title), el("div", reasons, cls="rl-quiet"), cls="rl-why")
 
@@ -140,7 +139,7 @@ def since_fact(run: RunInfo, health: StatusWord, headline: str) -> Markup:
     if health.since is None:
         return Markup()
     ago, began = (run.last_step or 0) - health.since, f"step {fmt.step(health.since)}"
-    named = re.search(rf"{began}\b", headline) is not None
+    named = fmt.names_step(headline, health.since)
     parts = [*([] if named else [f"since {began}"]), *([f"{fmt.plural(ago, 'step')} ago"] if ago > 0 else [])]
     return el("span", ", ".join(parts), cls="rl-since") if parts else Markup()
 

@@ -93,6 +93,8 @@ def test_a_spread_has_the_places_of_its_mean():
     assert fleet.mean_words([100.0, 103.0]) == "102 ± 2"
     assert fleet.mean_words([45_000.0, 45_400.0]) == "45.2k ± 300"
     assert fleet.mean_words([1.0, 1.0 + 1e-9]) == "1 ± 7e-10"
+    assert fleet.mean_words([1.7e308, 1.7e308]) == "Inf"
+    assert fleet.mean_words([1e308, -1e308]) == "0"
 
 
 def test_a_healthy_run_remembers_its_last_alarm():

@@ -1,11 +1,14 @@
 """The bar on top of a run's page: state and headline, since when, and buttons that say why they cannot be pressed."""
 
 from app_world import alert, danger_run, finding, html, put_alerts, run_page, tables, write_run
+from rlwatch_app.health import StatusWord, Word
 from rlwatch_app.run_history import once_each
+from rlwatch_app.run_page import since_fact
 
-from rlwatch.records import RunState, Severity
+from rlwatch.records import RunInfo, RunState, Severity
 from rlwatch.store.url import open_store
 from rlwatch.view import view_of_run
+from rlwatch.wording import step
 
 
 def test_the_bar_has_the_engines_headline_and_since_when(store_dir):
@@ -18,6 +21,15 @@ def test_the_bar_has_the_engines_headline_and_since_when(store_dir):
     assert "step 12" in headline
     assert "18 steps ago" in html(page)
     assert "since step 12, 18" not in html(page)
+
+
+def test_a_longer_number_does_not_name_a_step():
+    """Step 12 is not in a headline about step 12 480, nor in one about step 120; without it the bar names it."""
+    run = RunInfo("run", last_step=30)
+    collapsed = StatusWord(Word.COLLAPSED, since=12)
+    shown = [str(since_fact(run, collapsed, f"Killed at step {step(at)}: collapsed")) for at in (12, 120, 1212, 12_480)]
+
+    assert ["since step 12" in text for text in shown] == [False, True, True, True]
 
 
 def test_a_button_that_cannot_be_pressed_says_why(store_dir, looks):
