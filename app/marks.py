@@ -21,6 +21,7 @@ from rlwatch.records import (
     Severity,
     Stage,
 )
+from rlwatch.state import arrival
 from rlwatch.step_notes import StepNote
 
 from . import format as fmt
@@ -138,12 +139,9 @@ def _of_finding(finding: Finding, recoveries: Sequence[Finding]) -> list[ChartMa
     )
     if finding.severity is not Severity.CRITICAL or finding.kind == CRASH_FORECAST:
         return [seen]
-    ends = [
-        one.step
-        for one in recoveries
-        if one.kind == finding.kind and one.stage is Stage.RESOLVED and one.step >= finding.step
-    ]
-    until = min(ends, default=None)
+    ended = [one for one in recoveries if one.kind == finding.kind and one.stage is Stage.RESOLVED]
+    ends = [one for one in ended if one.step >= finding.step and arrival(one) >= arrival(finding)]
+    until = min(ends, key=arrival).step if ends else None
     onset = ChartMark(finding.onset_step, "", colour, f"{what} (onset)", families, dashed=True, rank=1, until=until)
     return [onset, seen]
 

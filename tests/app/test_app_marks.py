@@ -1,5 +1,7 @@
 """Marks of a run: alarms, resets, resumes and commands at their steps."""
 
+from dataclasses import replace
+
 from app_world import alert, finding
 from rlwatch_app import marks
 
@@ -42,6 +44,15 @@ def test_a_critical_finding_without_an_alert_has_its_onset_and_band_too():
     assert marks.marks_of_run([], [finding()], [], {1: 1})[0].until is None
     (alone,) = marks.marks_of_run([], [finding(severity=Severity.WARNING)], [], {1: 1})
     assert (alone.step, alone.dashed) == (20, False)
+
+
+def test_a_band_does_not_end_with_what_an_earlier_attempt_resolved():
+    """A run that was resumed before its failure may fail again, and stay so."""
+    again = finding(step=25, attempt=2, seq=70)
+    ended = finding(severity=Severity.INFO, step=60, stage=Stage.RESOLVED, attempt=1, seq=60)
+    assert marks.marks_of_run([], [again], [], {1: 1}, recoveries=[ended])[0].until is None
+    later = replace(ended, step=50, attempt=2, seq=95)
+    assert marks.marks_of_run([], [again], [], {1: 1}, recoveries=[ended, later])[0].until == 50
 
 
 def test_alerts_that_were_not_published_are_not_marked():
