@@ -78,16 +78,16 @@ def degeneration_stats(ids: Tensor, mask: Tensor) -> Stats:
     some = mask.bool().any(-1)
     one, two, (trigrams, has_trigrams) = _distinct(ids, mask, (1, 2, 3))
     loops, runs = Loops.of(ids, mask), id0_run(ids, mask)
-    return {
-        "text/distinct_1": Mean.of(*one),
-        "text/distinct_2": Mean.of(*two),
-        "text/repetition": Mean.of(1 - trigrams, has_trigrams),
-        "text/loop_cover": Mean.of(loops.longest, loops.measured),
-        "text/tail_loop": Mean.of(loops.tail, loops.measured),
-        "text/looping_frac": Mean.of(loops.longest >= 0.5, loops.measured),
-        "text/id0_frac": Mean.of((id0_share(ids, mask) >= 0.9) & (runs >= SHORTEST_RUN), some),
-        "text/id0_run": Max.of(runs, some),
+    means = {
+        "text/distinct_1": one,
+        "text/distinct_2": two,
+        "text/repetition": (1 - trigrams, has_trigrams),
+        "text/loop_cover": (loops.longest, loops.measured),
+        "text/tail_loop": (loops.tail, loops.measured),
+        "text/looping_frac": (loops.longest >= 0.5, loops.measured),
+        "text/id0_frac": ((id0_share(ids, mask) >= 0.9) & (runs >= SHORTEST_RUN), some),
     }
+    return {**Mean.each(tuple(means), *zip(*means.values(), strict=True)), "text/id0_run": Max.of(runs, some)}
 
 
 def observe_degeneration(batch: TokenBatch) -> Stats:

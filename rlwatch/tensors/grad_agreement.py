@@ -20,7 +20,7 @@ from typing_extensions import override
 from rlwatch.tensors.gradnorm import detached, ordinary
 from rlwatch.tensors.mergeable import Stat, Stats
 from rlwatch.tensors.transfer import freed
-from rlwatch.tensors.weight_gap import COMPARED, elements_at, places_of, sampled
+from rlwatch.tensors.weight_gap import COMPARED, places_of, sample_at, sampled
 
 NAME = "optim/grad_agreement"
 TENSORS = 32
@@ -117,11 +117,14 @@ def _sample(parameters: Sequence[nn.Parameter], turn: int) -> Tensor:
     ``turn``: number of the step, which selects the elements.
     """
     grads = [parameter.grad for parameter in parameters]
-    places = [places_of(parameter.numel(), turn) for parameter in parameters]
     if all(grad is None for grad in grads):  # before the first backward pass
-        return torch.zeros(sum(map(sampled, places)), device=parameters[0].device)
+        return torch.zeros(sum(_sampled(one, turn) for one in parameters), device=parameters[0].device)
     rows = [
-        parameter.new_zeros(sampled(chosen)) if grad is None else elements_at(detached(grad), chosen)
-        for parameter, grad, chosen in zip(parameters, grads, places, strict=True)
+        parameter.new_zeros(_sampled(parameter, turn)) if grad is None else sample_at(detached(grad), turn)
+        for parameter, grad in zip(parameters, grads, strict=True)
     ]
     return torch.cat(rows).float()
+
+
+def _sampled(parameter: nn.Parameter, turn: int) -> int:
+    return sampled(places_of(parameter.numel(), turn))

@@ -104,6 +104,13 @@ class Total(Single):
 class Mean(Total):
     """Arithmetic mean of the values: kept as a sum, which merges, and divided when it is reported."""
 
+    @classmethod
+    def each(cls, names: Sequence[str], x: Sequence[Tensor], masks: Sequence[Tensor]) -> dict[str, Self]:
+        """Return name -> mean of one of ``x`` inside one of ``masks``, (N,) each, computed together."""
+        values, on = torch.stack([widen(one) for one in x]), torch.stack([mask.bool() for mask in masks])
+        rows = zip(on.sum(-1).to(values.dtype).unbind(), keep(values, on, 0.0).sum(-1).unbind(), strict=True)
+        return {name: cls(*row) for name, row in zip(names, rows, strict=True)}
+
     @override
     def value(self) -> Tensor:
         return self.kept / self.count

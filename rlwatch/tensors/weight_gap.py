@@ -250,6 +250,21 @@ def elements_at(tensor: Tensor, chosen: slice) -> Tensor:
     return tensor[torch.unravel_index(places, tensor.shape)]
 
 
+def sample_at(tensor: Tensor, turn: int) -> Tensor:
+    """Return the elements of ``tensor`` that :func:`places_of` chooses at the ``turn``; a view if it is contiguous."""
+    if not tensor.is_contiguous():
+        return elements_at(tensor, places_of(tensor.numel(), turn))
+    size, stride, first = _view_of(tensor.numel(), turn)
+    return tensor.as_strided(size, stride, tensor.storage_offset() + first)
+
+
+@lru_cache(maxsize=4096)
+def _view_of(elements: int, turn: int) -> tuple[tuple[int], tuple[int], int]:
+    """Return :func:`places_of` as size, stride and first element of a view."""
+    chosen = places_of(elements, turn)
+    return (sampled(chosen),), (chosen.step,), chosen.start
+
+
 @dataclass(frozen=True, slots=True)
 class _Compared:
     """Result of the comparison of M weights: tensors (M,) with one element for each weight.
@@ -428,7 +443,7 @@ class UpdateSample:
             return None
         groups = []
         for members in known.values():
-            rows = tuple([_sample(weights[i], turn) for i in members])
+            rows = tuple([sample_at(weights[i], turn) for i in members])
             groups.append(_Group(tuple(members), rows, torch.stack(rows).float()))
         return cls(tuple(layers), tuple(weights), held, sizes, turn, tuple(groups))
 
@@ -463,7 +478,7 @@ class UpdateSample:
         scale = _scales(tuple(self.weights[i].numel() / count for i in group.members), device)
         weights = ((self.weights[i], row) for i, row in zip(group.members, group.rows, strict=True))
         # The samples of contiguous weights are views, which show the weights as the step left them.
-        rows = [row if weight.is_contiguous() else _sample(weight, self.turn) for weight, row in weights]
+        rows = [row if weight.is_contiguous() else sample_at(weight, self.turn) for weight, row in weights]
         change = torch.stack(rows).float() - group.before
         return torch.stack([change, group.before]).square().sum(-1).to(device) * scale
 
@@ -486,10 +501,6 @@ def _counted(weight: Tensor, rank: int) -> Tensor | None:
     whole = ordinary(weight) or not hasattr(weight, "to_local")
     part = (weight.detach() if rank == 0 else None) if whole else shard_of(weight)
     return None if part is None or freed(part) else part
-
-
-def _sample(weight: Tensor, turn: int) -> Tensor:
-    return elements_at(weight, places_of(weight.numel(), turn))
 
 
 def _ratio(change: Tensor, norm: Tensor) -> Tensor:

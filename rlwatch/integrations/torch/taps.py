@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -294,7 +294,7 @@ class Collector:
         """Read what the micro-batches so far left in ``.grad``: the next one has not been run backward yet."""
         if self.means.model is not None and self.level.includes(Level.GRADIENTS):
             with torch.no_grad():
-                self._trail.look(self.means.model.parameters(), self.steps.last)
+                self._trail.look(_weights_of(self.means.model), self.steps.last)
 
     def _agree(self) -> None:
         """Measure how the micro-batches' gradients agree; over several ranks the last is a mean over them, left out."""
@@ -425,6 +425,12 @@ class Collector:
             "policy/vocab_size": vocab_size_of(self.means.model),
             **(self.steps.error_boundary.attempt("text of completions", self.samples.take) or {}),
         }
+
+
+def _weights_of(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Iterate over the parameters of ``model``; it is walked only when the first is wanted."""
+    for _, weight in named_weights(model):
+        yield weight
 
 
 def _named(inputs: Mapping[str, Any], broken: float | Tensor | None) -> dict[str, Any]:
