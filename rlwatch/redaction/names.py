@@ -412,11 +412,13 @@ _WORTH = lazy_pattern(
     r"|rabbitmqctl|http-basic|xfreerdp|<<<|sudo|kinit|config",
     re.IGNORECASE,
 )
+_SEPARATED = lazy_pattern(r"[\s@$<=]")
+"""One of these characters is part of everything that the patterns above match; most names of metrics have none."""
 
 
 def without_logins(text: str) -> str:
     """Return ``text`` with passwords hidden that follow a login, a command's option or a word for a password."""
-    if not _WORTH.search(text):
+    if not (_SEPARATED.search(text) and _WORTH.search(text)):
         return text
     text = _BEFORE_AT.sub(_without_user, text) if "@" in text else text
     text = _CURL.sub(rf"\1{HIDDEN}", text)

@@ -23,7 +23,7 @@ import rlwatch
 import rlwatch.control.commands
 from rlwatch import redaction
 from rlwatch.alerts.config import build_notifiers, load_config
-from rlwatch.redaction import is_random, names_a_secret, recordable, redacted
+from rlwatch.redaction import clean_name, is_random, names_a_secret, recordable, redacted
 from rlwatch.store.url import open_store
 
 WORD = "hunter2-correct-horse"
@@ -275,3 +275,13 @@ def test_what_an_older_version_recorded_is_not_shown(tmp_path: Path):
         assert result.exit_code == 0, result.output
         assert WORD not in result.output
     assert WORD not in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["kinit<<<Hunter22", "jdbc:oracle:thin:ann/Hunter22@db", "ann:Hunter22@db.example"],
+)
+def test_a_login_without_a_blank_is_hidden(text):
+    """Names of metrics are mostly such texts; they are searched for logins only where one of their marks is there."""
+    assert "Hunter22" not in redacted(text)
+    assert "Hunter22" not in clean_name(text)
