@@ -214,7 +214,7 @@ def verdicts_of(values: Tensor, mask: Tensor, grouping: Grouping) -> Verdicts:
     """
     reward, right = values.unbind(-1)
     size, broken, rights, wrongs = grouping.total(
-        torch.stack([mask, mask & ~reward.isfinite(), mask & (right == 1), mask & (right == 0)], -1).float()
+        torch.stack([mask, mask & (reward - reward != 0), mask & (right == 1), mask & (right == 0)], -1).float()
     ).unbind(-1)
     high = grouping.largest(keep(reward, mask, -torch.inf))
     low = -grouping.largest(-keep(reward, mask, torch.inf))

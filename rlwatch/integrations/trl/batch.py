@@ -37,7 +37,7 @@ from rlwatch.tensors.importance import (
     sequence_log_ratio,
     sequence_ratio_stats,
 )
-from rlwatch.tensors.masked import indicator, keep, masked_count, widen
+from rlwatch.tensors.masked import indicator, keep, masked_count, shared, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, Std, nonfinite_stats
 from rlwatch.tensors.responses import ResponseBatch, TaskNames, observe_responses
 from rlwatch.tensors.tokens import TokenBatch
@@ -346,6 +346,7 @@ class Generations:
         return local + self._seen * n
 
 
+@shared
 def total_rewards(per_function: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sum of rewards over functions (N,), as TRL computes it; NaN where no function gave one.
 

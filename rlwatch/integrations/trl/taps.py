@@ -37,6 +37,7 @@ from rlwatch.integrations.verifiers import TAP
 from rlwatch.integrations.weight_sync import TAP as SYNC_TAP
 from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.records import JSON
+from rlwatch.tensors.masked import sharing
 from rlwatch.tensors.mergeable import Stats
 
 NUMBERS = {
@@ -254,9 +255,10 @@ class TrlTaps(TrainerTaps):
         self._generations.scored(Scored(result.detach(), inputs, prompts, completions, completion_ids_list))
 
     def _after_generation(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
-        stats, scored = self._generations.take(result)
-        if self._localising is not None and scored is not None:
-            self._localising.generated(result, self._generations.rewards(scored), scored)
+        with sharing():  # the rewards
+            stats, scored = self._generations.take(result)
+            if self._localising is not None and scored is not None:
+                self._localising.generated(result, self._generations.rewards(scored), scored)
         self.tally.add_stats(stats)
         with torch.no_grad():
             logps = self._passes.with_reference(result)
