@@ -545,11 +545,17 @@ class ExactSums:
         self._squares = list(accumulate([each * each for each in whole], initial=0))
 
     def of(self, begins: int, ends: int) -> Mean:
-        """Return mean and variance of the values from the place ``begins`` until ``ends``, at least two."""
+        """Return mean and variance of the values from the place ``begins`` until ``ends``, at least two.
+
+        The variance is infinite, and the mean 0, where one of them is beyond a float.
+        """
         count, over = ends - begins, self._over
         total, squares = self._sums[ends] - self._sums[begins], self._squares[ends] - self._squares[begins]
-        variance = (count * squares - total * total) / (count * (count - 1) * over * over)
-        return Mean(count, total / over / count, variance)
+        try:
+            variance = (count * squares - total * total) / (count * (count - 1) * over * over)
+            return Mean(count, total / over / count, variance)
+        except OverflowError:
+            return Mean(count, 0.0, math.inf)
 
 
 # Stretches of consecutive rows that a detector may read at once: most cannot have a finding, and one look shows it.

@@ -1,5 +1,6 @@
 """Parts of the reward, and a reward that stands still."""
 
+import math
 import random
 import statistics
 
@@ -231,3 +232,9 @@ def test_the_variance_of_a_course_is_that_of_exact_sums():
         part = values[begins:]
 
         assert ExactSums(values).of(begins, size) == (len(part), statistics.fmean(part), statistics.variance(part))
+
+
+@pytest.mark.parametrize("values", [[1e200, -1e200], [1.7e308, 1.7e308, 1.7e308], [1e160, 2e160, 0.0]])
+def test_sums_beyond_a_float_are_known_by_nothing_and_stop_no_detector(values):
+    """Its noise is without bounds, so that no gain is certain, and none is certainly absent."""
+    assert ExactSums(values).of(0, len(values)) == (len(values), 0.0, math.inf)
