@@ -140,7 +140,7 @@ class Way:
             return True
         if min(before, level) <= 0.0:
             return False
-        return (math.log(level / before) if rose else math.log(before / level)) <= self._factor
+        return (_log_ratio(level, before) if rose else _log_ratio(before, level)) <= self._factor
 
     @property
     def gained(self) -> bool:
@@ -158,8 +158,14 @@ class Way:
             return None
         share = (level - farthest) / (before - farthest)
         if min(before, farthest, level) > 0.0:
-            share = min(share, math.log(level / farthest) / math.log(before / farthest))
+            share = min(share, _log_ratio(level, farthest) / _log_ratio(before, farthest))
         return min(share, 1.0)
+
+
+def _log_ratio(over: float, under: float) -> float:
+    """Return the logarithm of the ratio of two positive numbers, which itself may be beyond a float."""
+    ratio = over / under
+    return math.log(ratio) if 0.0 < ratio < math.inf else math.log(over) - math.log(under)
 
 
 def _patient() -> Hold:

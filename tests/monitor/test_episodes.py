@@ -6,6 +6,7 @@ import pytest
 
 from rlwatch.alerts.rules import Rule
 from rlwatch.monitor import Monitor, MonitorOutcome
+from rlwatch.monitor.episodes import Way
 from rlwatch.records import Finding, Severity, StepRecord
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
@@ -243,3 +244,14 @@ def test_a_critical_finding_is_over_only_inside_the_band_that_its_metric_left():
 
     assert [(stage, severity) for stage, severity, _ in told(outcome)] == [("began", "critical"), ("eased", "warning")]
     assert "half of the way back, at -0.7" in outcome.recoveries[-1].message
+
+
+def test_a_departure_over_more_than_a_float_holds_ends_no_judging():
+    """From 1e-30 up to 1e300, and then to 1e-310: the ratio of the two is no number, that of their logarithms is."""
+    course = [1e-30] * 12 + [1e300] * 5 + [1e-310] * 12
+    way = Way("m", [(step, {"m": value}) for step, value in enumerate(course)], onset=12)
+    assert way.farthest == 1e300
+    assert way.undone == 1.0
+
+    rising = Way("m", [(step, {"m": value}) for step, value in enumerate([1e-310] * 12 + [1e300] * 9)], onset=12)
+    assert (rising.undone, rising.inside) == (0.0, False)
