@@ -228,6 +228,8 @@ class DetectorSet:
         """The other detectors, with their ways for these rows."""
         self._read_ahead = False
         """True if what the detectors share has taken these rows as well."""
+        self.longest = USUAL
+        """Most rows of the next stretch, twice those of the last one while hardly any detector judges single rows."""
         own = [detector for detector in self._detectors if isinstance(detector, BaseDetector)]
         self._common = list({id(part): part for one in own for part in map(one.__getattribute__, one.shares)}.values())
 
@@ -277,10 +279,9 @@ class DetectorSet:
             and detector.name not in self.broken
             and not (way is _Way.NOTHING and not detector._held)  # type: ignore[attr-defined]  # noqa: SLF001
         ]
-        needed = any(
-            id(detector) not in asleep and isinstance(detector, BaseDetector) and detector.shares
-            for detector, _ in self._awake
-        )
+        judging = [detector for detector, _ in self._awake if id(detector) not in asleep]
+        self.longest = min(2 * self.longest, LONGEST) if len(judging) <= FEW else USUAL
+        needed = any(isinstance(detector, BaseDetector) and detector.shares for detector in judging)
         if self._common and not needed and all(hasattr(part, "extend") for part in self._common):
             for part in self._common:
                 part.extend(rows)
@@ -565,8 +566,12 @@ class ExactSums:
 # finding, and the state after the rows follows from the last of them. Otherwise the rows are judged one by one, as
 # live rows are.
 
-LONGEST, SHORTEST = 64, 6
-"""Most rows of a stretch, so that one odd row affects few others; and fewest rows that are worth reading at once."""
+LONGEST, USUAL, SHORTEST = 256, 64, 6
+"""Most rows of a stretch of a calm run, and of any other run, so that one odd row affects few others; and fewest rows
+that are worth reading at once.
+"""
+FEW = 2
+"""Detectors that may have judged the rows of a stretch one by one where the next one may be longer."""
 BEGINNING = 24
 """Rows of a run after which a stretch ends: most baselines are complete then, and no row before can be calm."""
 
@@ -606,21 +611,24 @@ class Stretch:
         return next((self.column(name) for name in names if name in self.metrics), [])
 
 
-def stretches(steps: Sequence[ClosedStep], before: int = 0) -> Iterator[Sequence[ClosedStep]]:
+def stretches(
+    steps: Sequence[ClosedStep], before: int = 0, longest: Callable[[], int] = lambda: USUAL
+) -> Iterator[Sequence[ClosedStep]]:
     """Cut closed ``steps``, which are in order, into stretches; a row that fits no neighbour is one by itself.
 
-    ``before``: number of rows of the run that were judged before.
+    ``before``: number of rows of the run that were judged before. ``longest``: returns the most rows of the next
+    stretch.
 
     >>> rows = [ClosedStep(step, {"a": 0.5}) for step in (1, 2, 3, 3, 4)]
     >>> [[row.step for row in part] for part in stretches(rows)]
     [[1, 2, 3], [3, 4]]
     """
-    begins = 0
+    begins, most = 0, longest()
     for at in range(1, len(steps) + 1):
-        ends = at == len(steps) or at - begins == LONGEST or before + at == BEGINNING
+        ends = at == len(steps) or at - begins == most or before + at == BEGINNING
         if ends or not _go_on(steps[at - 1], steps[at]):
             yield steps[begins:at]
-            begins = at
+            begins, most = at, longest()
 
 
 def _go_on(before: ClosedStep, row: ClosedStep) -> bool:

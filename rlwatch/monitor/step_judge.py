@@ -124,7 +124,7 @@ class StepJudge:
                 yield from map(self.judge, group)
                 continue
             steps = cast("list[ClosedStep]", list(group))
-            for stretch in stretches(steps, self._judged):
+            for stretch in stretches(steps, self._judged, lambda: self.detectors.longest):
                 self.detectors.ahead(stretch)
                 yield from map(self._step, stretch)
             self._judged += len(steps)

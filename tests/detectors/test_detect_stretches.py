@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.base import BaseDetector, DetectorSet, Stretch, stretches
+from rlwatch.detectors.base import LONGEST, USUAL, BaseDetector, DetectorSet, Stretch, stretches
 from rlwatch.detectors.context import RunContext
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.metrics import BY_NAME
@@ -45,17 +45,18 @@ def run_of(seed: int, rows: int = 420, every: int = 1) -> list[ClosedStep]:
 
 
 def assert_equal_findings(run):
-    """Assert that detectors find the same in ``run`` row by row and in stretches."""
-    single, stretched = DetectorSet(default_detectors()), DetectorSet(default_detectors())
+    """Assert that detectors find the same in ``run`` row by row and in stretches of either length."""
+    single = DetectorSet(default_detectors())
     expected = [single.update(row) for row in run]
-    found = []
-    for rows in stretches(run):
-        stretched.ahead(rows)
-        found += map(stretched.update, rows)
+    for most in (USUAL, LONGEST):
+        stretched, found = DetectorSet(default_detectors()), []
+        for rows in stretches(run, longest=lambda most=most: most):
+            stretched.ahead(rows)
+            found += map(stretched.update, rows)
 
-    assert found == expected
-    assert not single.broken
-    assert not stretched.broken
+        assert found == expected
+        assert not single.broken
+        assert not stretched.broken
 
 
 @pytest.mark.parametrize("every", [1, 10])
@@ -173,6 +174,25 @@ def test_most_detectors_take_calm_rows_at_once():
 
     reading = [one for one in detectors if set(one.reads) & LEVELS.keys()]
     assert sum(judged[one.name] <= 128 for one in reading) >= len(reading) // 2
+
+
+def test_stretches_are_long_while_hardly_any_row_is_judged_by_itself():
+    """One odd row of a long stretch costs many others, so a run that is not calm has short ones."""
+    draw, panel, lengths = random.Random(0), DetectorSet(default_detectors()), []
+    spread = [0.03] * 900 + [0.4] * 300
+    run = [
+        ClosedStep(step, {name: level * abs(draw.gauss(1.0, by)) for name, level in LEVELS.items()}, ts=step + 1.0)
+        for step, by in enumerate(spread)
+    ]
+    for rows in stretches(run, longest=lambda: panel.longest):
+        panel.ahead(rows)
+        lengths.append(len(rows))
+        for row in rows:
+            panel.update(row)
+
+    assert lengths[0] == 24
+    assert max(lengths) == LONGEST
+    assert lengths[-3:-1] == [USUAL, USUAL]
 
 
 class FailsAt(BaseDetector):
