@@ -454,6 +454,10 @@ class SeriesHistory:
         self._answer = (0.0, 0.0)
         """its result, cached: points are few, and rows many."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the sums out of checkpoints: they follow from the points, in integers of hundreds of digits."""
+        return self.__dict__ | {"_sums": (-1, ExactSums([]))}
+
     def update(self, step: int, value: float) -> None:
         """Read the series' next finite value, at a step."""
         self.low, self.high = min(self.low, value), max(self.high, value)

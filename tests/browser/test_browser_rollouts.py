@@ -82,7 +82,7 @@ def said_all(page, messages):
 def test_an_answer_of_32_000_tokens_is_folded_and_opens(shared_app, page, shared_store, messages):
     """130 000 characters: the list stays small, the end is seen, and opening asks the server for nothing."""
     write_rollouts(shared_store, run_id="folded", long=130_000)
-    page.goto(f"{shared_app}/rollouts?run=folded&only=odd&live=false")
+    page.goto(f"{shared_app}/rollouts?run=folded&only=flagged&live=false")
     fold = page.locator("details.rl-fold").first
     expect(fold.locator("summary")).to_contain_text("more characters")
     expect(page.locator(".rl-text", has_text="The answer is 3, 2, 1.").first).to_be_visible()

@@ -9,6 +9,7 @@ import sys
 import tomllib
 import zipfile
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,8 @@ def test_a_forecaster_is_used_where_it_is_asked_for_by_name(site: Path, tmp_path
 
 def test_packages_are_read_from_the_names_of_their_folders_as_their_metadata_tell(monkeypatch, tmp_path):
     """Name and version; where a zip file or a finder of another package may hold some, nothing is concluded."""
+    plain = [one for one in sys.meta_path if one is PathFinder or not hasattr(one, "find_distributions")]
+    monkeypatch.setattr(sys, "meta_path", plain)  # other tests import packages that bring finders of their own
     known = plugins.installed()
     told = {one.metadata["Name"].lower().replace("_", "-").replace(".", "-"): one for one in metadata.distributions()}
     assert known is not None
