@@ -370,10 +370,15 @@ def all_among(some: Tensor, n: Tensor, sizes: Sequence[int]) -> Tensor:
     return until.index_select(-2, _whole_numbers(tuple(k - 1 for k in sizes), n.device))
 
 
-@lru_cache(maxsize=16)
 def _whole_numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Return ``numbers`` as a tensor on ``device``."""
-    return torch.tensor(numbers, device="cpu").to(device, non_blocking=True)
+    return _on_cpu(numbers).to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=16)
+def _on_cpu(numbers: tuple[int, ...]) -> Tensor:
+    with torch.inference_mode(False):  # it outlives the mode of the first call
+        return torch.tensor(numbers, device="cpu")
 
 
 def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor | None) -> dict[str, Grouped]:
