@@ -41,7 +41,8 @@ def runs(shared_app, page):
 
 
 def settled(page):
-    """Wait until the script has nothing to do."""
+    """Wait until the page has taken over its first picture, under which a press is tried again, and has nothing to do."""
+    expect(page.locator("html")).to_have_attribute("data-rl-first", re.compile("over|none"))
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
 
 
