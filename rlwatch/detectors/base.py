@@ -328,10 +328,10 @@ class DetectorSet:
                     self._put_in_place(lazy, made)
         return absent
 
-    def _put_in_place(self, lazy: LazyDetector, *made: Detector) -> None:
-        """Put the detectors ``made``, one or none, in the place of ``lazy``."""
+    def _put_in_place(self, lazy: LazyDetector, made: Detector) -> None:
+        """Put the loaded detector ``made`` in the place of ``lazy``."""
         at = self._detectors.index(lazy)
-        self._detectors = (*self._detectors[:at], *made, *self._detectors[at + 1 :])
+        self._detectors = (*self._detectors[:at], made, *self._detectors[at + 1 :])
         self._types = tuple(map(type, self._detectors))
         self._lazy = tuple(one for one in self._lazy if one is not lazy)
         self._known = None

@@ -19,7 +19,7 @@ from rlwatch.records import ClosedStep, Event, Finding
 
 logger = logging.getLogger("rlwatch")
 
-DOOR = "rlwatch.detectors"
+EXTENSION_POINT = "rlwatch.detectors"
 
 
 @cache
@@ -30,7 +30,7 @@ def detector_classes() -> tuple[type[Detector], ...]:
 
 def of_plugins() -> tuple[type[Detector], ...]:
     """Return the detector classes of installed plugins."""
-    return tuple(usable(DOOR, {entry.name for entry in entries()}).values())
+    return tuple(usable(EXTENSION_POINT, {entry.name for entry in entries()}).values())
 
 
 def registered() -> tuple[DetectorEntry | type[Detector], ...]:
@@ -78,7 +78,7 @@ def made_by(make: Callable[[], Sequence[Detector]]) -> list[Detector]:
         raise ConfigError(f"the function for detectors must return a list of them, got {made!r}")
     detectors = list(made)
     for detector in detectors:
-        lacking = [name for name in ("name", *DOORS[DOOR].needs) if not hasattr(detector, name)]
+        lacking = [name for name in ("name", *DOORS[EXTENSION_POINT].needs) if not hasattr(detector, name)]
         if lacking:
             raise ConfigError(
                 f"a detector must have {', '.join(lacking)} (see rlwatch.ports.Detector), got {detector!r}"

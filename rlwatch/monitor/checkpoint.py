@@ -30,7 +30,7 @@ from rlwatch.version import __version__
 if TYPE_CHECKING:
     from rlwatch.monitor.engine import Monitor
 
-_ROOMS = (
+_PACKAGES = (
     "detectors",
     "layers",
     "stats",
@@ -133,7 +133,7 @@ class _Unpickler(pickle.Unpickler):
             return _OUTSIDE[module, name]
         if module in _NUMPY and name in _NUMPY_NAMES:
             return super().find_class(module, name)
-        if module.split(".", maxsplit=1)[0] == "rlwatch" and module.split(".")[1] in _ROOMS:
+        if module.split(".", maxsplit=1)[0] == "rlwatch" and module.split(".")[1] in _PACKAGES:
             found = super().find_class(module, name)
             if getattr(found, "__module__", None) == module:  # not a name that the module imports, such as os.system
                 return found
@@ -154,10 +154,10 @@ def _program() -> str:
     """Return a digest of the code and data that judge: the state of another version may differ in meaning."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256(__version__.encode())
-    for room in _ROOMS:
-        code, data = (root / room).rglob("*.py"), (root / room).rglob("*.toml")
-        index = (root / room).glob("*.json")
-        for file in sorted([*code, *data, *index, *(root / room).glob("shipped/*"), root / f"{room}.py"]):
+    for package in _PACKAGES:
+        code, data = (root / package).rglob("*.py"), (root / package).rglob("*.toml")
+        index = (root / package).glob("*.json")
+        for file in sorted([*code, *data, *index, *(root / package).glob("shipped/*"), root / f"{package}.py"]):
             with suppress(OSError):
                 digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -194,13 +194,7 @@ class Forecasting:
         if self._off or self._forecaster is not None:
             return False
         error = raised_by(self._made)
-        if error is None:
-            return False
-        self._loads += 1
-        if passing(error) and self._loads <= PASSING_TRIES:
-            return True
-        self._end(error)
-        return False
+        return error is not None and self._may_pass(error)
 
     def _made(self) -> None:
         self._forecaster = self._make()
@@ -213,13 +207,15 @@ class Forecasting:
         if self._off or self._forecaster is None:
             return True
         error = raised_by(call, self._forecaster)
-        if error is None:
-            return True
+        return error is None or not self._may_pass(error)
+
+    def _may_pass(self, error: BaseException) -> bool:
+        """Return True if the error is a lack of files or memory, and a later step tries again; else end it."""
         self._loads += 1
         if passing(error) and self._loads <= PASSING_TRIES:
-            return False
+            return True
         self._end(error)
-        return True
+        return False
 
     def _end(self, error: BaseException) -> None:
         self._off = f"no forecast because the forecaster failed: {described(error)}"
